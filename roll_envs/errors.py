@@ -7,7 +7,7 @@ processes and Ray actors unchanged), and says three things: the value, what was 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 
@@ -94,6 +94,11 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return [by_lower[m] for m in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.55)]
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'the nearest name'?``, or nothing where none is near."""
+    return "".join(f"; did you mean {near!r}?" for near in nearest(name, known, 1))
+
+
 def check_whole(name: str, value: Any, least: int = 1) -> None:
     """Raise :class:`ConfigError` unless ``value`` is a whole number of ``least`` or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -104,3 +109,9 @@ def check_number(name: str, value: Any, usable: Callable[[float], bool], what: s
     """Raise :class:`ConfigError` unless ``value`` is a number that is ``usable``; ``what`` says which are."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not usable(value):
         raise ConfigError(f"{name} must be {what}, not {value!r}")
+
+
+def check_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
+    """Raise :class:`ConfigError` unless ``value`` is one of the texts of ``allowed``."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")

@@ -15,8 +15,8 @@ import typing
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, DeadlineExceededError, EnvironmentFaultError, RollError, nearest
-from roll_envs.tools.arguments import check_arguments
+from roll_envs.errors import ConfigError, DeadlineExceededError, EnvironmentFaultError, RollError
+from roll_envs.tools.arguments import call_problem
 from roll_envs.tools.formats import ToolFormat
 from roll_envs.tools.types import BadCall, ToolCall, ToolResult, ToolSpec
 
@@ -280,7 +280,7 @@ class _Tools:
 
     async def call(self, call: ToolCall | BadCall) -> ToolResult:
         """The result of a call. Mistakes of the model, and what a tool raises, are texts for the model, as there."""
-        wrong = self._mistake(call)
+        wrong = call_problem(call, self.specs)
         if wrong or isinstance(call, BadCall):
             return ToolResult(text=f"Error: {wrong}", ok=False)
         server, name = self._served[call.name]
@@ -290,15 +290,6 @@ class _Tools:
             return ToolResult(text=f"Error: {error}", ok=False)
         text = "\n".join(str(getattr(block, "text", block)) for block in result.content)
         return ToolResult(text=text.strip() or "(no output)", ok=not result.is_error)
-
-    def _mistake(self, call: ToolCall | BadCall) -> str:
-        if isinstance(call, BadCall):
-            return call.reason
-        if call.name in self.specs:
-            return check_arguments(call.arguments, self.specs[call.name].parameters)
-        near = nearest(call.name, self.specs, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return f"there is no tool {call.name[:60]!r}{hint}; tools: {', '.join(self.specs)}"
 
 
 def _share_state(toolset: Any, trace: Any) -> None:

@@ -1,4 +1,4 @@
-"""Checks arguments against a tool's JSON schema, by ``jsonschema``, and explains the first mistake for the model.
+"""Checks calls, their arguments by ``jsonschema`` against the tool's schema, and explains the first mistake to a model.
 
 The meaning is JSON Schema's: draft 2020-12 unless the schema names another, ``format`` left aside, and names that it
 does not mention are allowed unless it says otherwise. A reference to another document is never fetched.
@@ -15,17 +15,24 @@ import jsonschema  # type: ignore[import-untyped,unused-ignore]
 import referencing
 from referencing.exceptions import Unresolvable
 
-from roll_envs.errors import ConfigError, RollError, nearest
+from roll_envs.errors import ConfigError, RollError, did_you_mean
+from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
 
 _MOST_SHOWN = 60
 _MOST_SAID = 300
 _PATTERN_S = 5.0
-_LENGTHS = {
-    "minLength": "more characters",
-    "maxLength": "fewer characters",
-    "minItems": "more items",
-    "maxItems": "fewer items",
+_MISTAKES = {
+    "type": "must be of type {kinds}, not {kind} {value}",
+    "enum": "must be one of {choices}, not {value}",
+    "const": "must be {allowed}, not {value}",
+    "minimum": "must be {rule} or more, not {value}",
+    "maximum": "must be {rule} or less, not {value}",
+    "minLength": "must have {rule} or more characters, not {size}",
+    "maxLength": "must have {rule} or fewer characters, not {size}",
+    "minItems": "must have {rule} or more items, not {size}",
+    "maxItems": "must have {rule} or fewer items, not {size}",
 }
+"""What is said of a value that breaks a rule of a schema, by the rule's name."""
 
 
 def check_schema(schema: Any, where: str) -> None:
@@ -80,6 +87,16 @@ def check_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> 
     return "" if error is None else _explained(error, schema)
 
 
+def call_problem(call: ToolCall | BadCall, specs: Mapping[str, ToolSpec]) -> str:
+    """Why a call cannot run: its form, its name or its arguments; empty for one that can."""
+    if isinstance(call, BadCall):
+        return call.reason
+    if call.name in specs:
+        return check_arguments(call.arguments, specs[call.name].parameters)
+    name = call.name if len(call.name) <= 60 else call.name[:60] + "..."
+    return f"there is no tool {name!r}{did_you_mean(call.name, specs)}; tools: {', '.join(specs)}"
+
+
 def _matched(arguments: Mapping[str, Any], schema: str) -> str:
     """As :func:`check_arguments`, in a worker process: matching a pattern may never end, and stops every thread.
 
@@ -109,20 +126,14 @@ def _explained(error: jsonschema.ValidationError, schema: Mapping[str, Any]) -> 
     if error.validator == "additionalProperties" and rule is False and isinstance(value, Mapping):
         known = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
         name = next((name for name in value if name not in known), "")
-        close = nearest(name, known, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"there is no argument {_short(name)}{hint}{allowed if not path else ''}"
-    if error.validator == "type":
-        kinds = rule if isinstance(rule, str) else " or ".join(rule)
-        return f"{where} must be of type {kinds}, not {_type_of(value)} {_short(value)}"
-    if error.validator == "enum":
-        return f"{where} must be one of {', '.join(map(_short, rule))}, not {_short(value)}"
-    if error.validator == "const":
-        return f"{where} must be {_short(rule)}, not {_short(value)}"
-    if error.validator in ("minimum", "maximum"):
-        return f"{where} must be {rule} or {'more' if error.validator == 'minimum' else 'less'}, not {_short(value)}"
-    if error.validator in _LENGTHS:
-        return f"{where} must have {rule} or {_LENGTHS[error.validator]}, not {len(value)}"
+        return f"there is no argument {_short(name)}{did_you_mean(name, known)}{allowed if not path else ''}"
+    if error.validator in _MISTAKES:
+        rules = rule if isinstance(rule, list) else [rule]
+        said = _MISTAKES[error.validator].format(
+            value=_short(value), kind=_type_of(value), size=len(value) if isinstance(value, str | list) else 0,
+            rule=rule, allowed=_short(rule), kinds=" or ".join(map(str, rules)), choices=", ".join(map(_short, rules)),
+        )  # fmt: skip
+        return f"{where} {said}"
     return f"{where} does not fit: {error.message[:_MOST_SAID]}"
 
 

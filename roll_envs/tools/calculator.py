@@ -15,8 +15,8 @@ from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow, local
 from fractions import Fraction
 from typing import Any
 
-from roll_envs.errors import nearest
-from roll_envs.tools.types import Tool, ToolResult, ToolSpec
+from roll_envs.errors import did_you_mean
+from roll_envs.tools.types import Tool, ToolResult, ToolSpec, object_schema
 
 Number = Fraction | Decimal
 
@@ -130,8 +130,8 @@ def _operand(node: ast.expr, numbers: list[str], depth: int) -> Number:
             return _factorial(_value(operand, numbers, depth))
         case ast.Call(func=ast.Name(id=name), args=operands, keywords=[]) if not name.startswith(_MARK):
             if name not in FUNCTIONS:
-                hint = "".join(f"; did you mean {close!r}?" for close in nearest(name, FUNCTIONS, 1))
-                raise CalculatorError(f"there is no function {name[:40]!r}{hint}; functions: {', '.join(FUNCTIONS)}")
+                known = f"{did_you_mean(name, FUNCTIONS)}; functions: {', '.join(FUNCTIONS)}"
+                raise CalculatorError(f"there is no function {name[:40]!r}{known}")
             fewest, most, function = FUNCTIONS[name]
             if not fewest <= len(operands) <= most:
                 wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
@@ -356,11 +356,9 @@ class CalculatorTool(Tool):
                 "Computes one arithmetic expression exactly: numbers, + - * / // % ** !, parentheses, pi, e, and "
                 f"the functions {', '.join(FUNCTIONS)}."
             ),
-            parameters={
-                "type": "object",
-                "properties": {"expression": {"type": "string", "description": "Such as 12 * (3 + 4) or sqrt(2) / 3."}},
-                "required": ["expression"],
-            },
+            parameters=object_schema(
+                "expression", expression={"type": "string", "description": "Such as 12 * (3 + 4) or sqrt(2) / 3."}
+            ),
         )
 
     def call(self, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:

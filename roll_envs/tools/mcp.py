@@ -50,19 +50,17 @@ class McpServer:
         """Raises :class:`McpRefusalError`, and :class:`EnvironmentFaultError` when the server is gone for good."""
         # Counted before the call: one that fails may have changed the server's state as well.
         earlier, self._calls = self._calls, self._calls + 1
-        try:
-            return self._opened().call(name, arguments, deadline_s=deadline_s)
-        except ServerGoneError as error:
-            self.drop()
-            if earlier and not self.stateless:
-                raise EnvironmentFaultError(
-                    f"{error} (after {earlier} calls of this episode, whose state is lost)"
-                ) from error
-        try:
-            return self._opened().call(name, arguments, deadline_s=deadline_s)
-        except ServerGoneError as error:
-            self.drop()
-            raise EnvironmentFaultError(f"{error} (again, after one restart)") from error
+        for again in (False, True):
+            try:
+                return self._opened().call(name, arguments, deadline_s=deadline_s)
+            except ServerGoneError as error:
+                self.drop()
+                if again:
+                    raise EnvironmentFaultError(f"{error} (again, after one restart)") from error
+                if earlier and not self.stateless:
+                    said = f"{error} (after {earlier} calls of this episode, whose state is lost)"
+                    raise EnvironmentFaultError(said) from error
+        raise AssertionError("unreachable")
 
     def _opened(self) -> McpConnection:
         if self._connection is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from roll_envs.errors import ConfigError, check_whole
 from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession, explained, make_sandbox
-from roll_envs.tools.types import Tool, ToolResult, ToolSpec, ToolState
+from roll_envs.tools.types import Tool, ToolResult, ToolSpec, ToolState, object_schema
 
 _ENDINGS = {
     "timeout": "Error: the code ran longer than {limits.wall_s:g} s and was ended; variables are lost, files are kept.",
@@ -49,15 +49,11 @@ class PythonTool(Tool):
                 "Runs Python code and shows what it prints, and the value of a last expression. Variables and files "
                 "stay until the end of the task. There is no network."
             ),
-            parameters={
-                "type": "object",
-                "properties": {"code": {"type": "string", "description": "Python source text."}},
-                "required": ["code"],
-            },
+            parameters=object_schema("code", code={"type": "string", "description": "Python source text."}),
         )
 
     def open(self) -> None:
-        self._end_session()
+        self.close()
 
     def call(self, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:
         code = arguments["code"]
@@ -75,10 +71,12 @@ class PythonTool(Tool):
         return _shown(explained(self._session.run(code, limits=limits)), limits)
 
     def close(self) -> None:
-        self._end_session()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def dispose(self) -> None:
-        self._end_session()
+        self.close()
         if self._sandbox is not None and not isinstance(self._backend, Sandbox):
             sandbox, self._sandbox = self._sandbox, None
             sandbox.close()
@@ -88,11 +86,6 @@ class PythonTool(Tool):
             assert isinstance(self._backend, str)
             self._sandbox = make_sandbox(self._backend, **self._backend_kwargs)
         return self._sandbox
-
-    def _end_session(self) -> None:
-        if self._session is not None:
-            session, self._session = self._session, None
-            session.close()
 
 
 def _shown(result: RunResult, limits: Limits) -> ToolResult:

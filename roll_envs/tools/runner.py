@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from roll_envs.errors import ConfigError, DeadlineExceededError, EnvironmentFaultError, RollError, nearest
-from roll_envs.tools.arguments import check_arguments
+from roll_envs.errors import ConfigError, DeadlineExceededError, EnvironmentFaultError, RollError
+from roll_envs.tools.arguments import call_problem
 from roll_envs.tools.types import BadCall, CallRecord, Tool, ToolBudget, ToolCall, ToolResult, ToolSpec
 
 
@@ -99,15 +99,7 @@ class ToolRunner:
                 f"this call was not run: results may have {budget.output_chars} characters in an episode, and they are "
                 "used up; answer without a tool"
             )
-        if isinstance(call, BadCall):
-            return call.reason
-        tool = self.tools.get(call.name)
-        if tool is None:
-            close = nearest(call.name, self.tools, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            name = call.name if len(call.name) <= 60 else call.name[:60] + "..."
-            return f"there is no tool {name!r}{hint}; tools: {', '.join(self.tools)}"
-        return check_arguments(call.arguments, tool.spec.parameters)
+        return call_problem(call, self.specs)
 
     def _timed(self, tool: Tool, call: ToolCall, deadline_s: float) -> ToolResult:
         """Call the tool, in a thread of its own unless it is quick, so that a tool that hangs can be abandoned."""

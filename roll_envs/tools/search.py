@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from roll_envs.errors import ConfigError, check_whole
 from roll_envs.tools.search_index import Document, SearchIndex, load_index, words_of_text
-from roll_envs.tools.types import Tool, ToolResult, ToolSpec
+from roll_envs.tools.types import Tool, ToolResult, ToolSpec, object_schema
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -31,32 +32,22 @@ class SearchTool(Tool):
     ) -> None:
         """``results`` documents are shown where the call does not say how many, up to ``most_results``; ``about`` tells
         the model what it searches in. Raises :class:`ConfigError` for a corpus or number that cannot be used."""
-        for label, value, least in (
-            ("results", results, 1),
-            ("most_results", most_results, 1),
-            ("snippet_chars", snippet_chars, 20),
-        ):
-            check_whole(label, value, least)
+        check_whole("results", results)
+        check_whole("most_results", most_results)
+        check_whole("snippet_chars", snippet_chars, 20)
         if results > most_results:
             raise ConfigError(f"results ({results}) must not be more than most_results ({most_results})")
         self.index: SearchIndex = load_index(corpus, index)
         self._results, self._chars = results, snippet_chars
+        how_many = f"How many documents (default {results})."
         self.spec = ToolSpec(
             name=name,
             description=f"Searches {about} and shows the best matches, each with its id, title and a snippet.",
-            parameters={
-                "type": "object",
-                "properties": {
-                    "query": {"type": "string", "description": "Words to look for."},
-                    "k": {
-                        "type": "integer",
-                        "minimum": 1,
-                        "maximum": most_results,
-                        "description": f"How many documents (default {results}).",
-                    },
-                },
-                "required": ["query"],
-            },
+            parameters=object_schema(
+                "query",
+                query={"type": "string", "description": "Words to look for."},
+                k={"type": "integer", "minimum": 1, "maximum": most_results, "description": how_many},
+            ),
         )
 
     def call(self, arguments: Mapping[str, Any], *, deadline_s: float) -> ToolResult:
@@ -82,19 +73,14 @@ def snippet(text: str, query: str, chars: int) -> str:
         return flat
     wanted = set(words_of_text(query[:2000]))
     hits = [(m.start(), w) for m in _WORD.finditer(flat) for w in words_of_text(m.group()) if w in wanted]
-    # A window of three quarters of the snippet slides over the places of the query's words.
-    best, start, first = 0, 0, 0
-    inside: dict[str, int] = {}
-    for last, (place, word) in enumerate(hits):
-        inside[word] = inside.get(word, 0) + 1
-        while place - hits[first][0] > chars * 3 // 4:
-            old = hits[first][1]
-            inside[old] -= 1
-            if not inside[old]:
-                del inside[old]
-            first += 1
-        if len(inside) > best:
-            best, start = len(inside), hits[min(first, last)][0]
+    places = [place for place, _ in hits]
+
+    def words_from(first: int) -> int:
+        """Different words within three quarters of the snippet."""
+        last = bisect.bisect(places, places[first] + chars * 3 // 4)
+        return len({word for _, word in hits[first:last]})
+
+    start = places[max(range(len(hits)), key=words_from)] if hits else 0
     # A little of the text before the first word found, and a full snippet at the end of the document.
     begin = max(0, min(start - chars // 8, len(flat) - chars))
     if begin:

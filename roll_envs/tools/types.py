@@ -30,6 +30,11 @@ class ToolSpec:
     """JSON schema of the arguments: an object with ``properties`` and ``required``."""
 
 
+def object_schema(*required: str, **properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object with these ``properties``, of which those named in ``required`` must be there."""
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolResult:
     """What one call gave; ``text`` is never empty."""

@@ -33,10 +33,6 @@ _DENIAL = re.compile(
     r"(?:\bnot|\bn?either|\bnor|n't|\brule[sd]?\s+out|\beliminate[sd]?|\bexcept|\bincorrect|\bwrong)\W{0,3}(?:\w+\W+){0,2}$",
     re.IGNORECASE,
 )
-_CHOSEN = re.compile(
-    r"\b(?:choose|chose|pick|select|go(?:ing)?\s+with|correct\s+(?:option|choice)\s+is)\s+(?:option\s+|choice\s+)?\**"
-    r"[\(\[]?([A-Z])\b(?![a-z'’])"
-)
 _SUPPOSED = re.compile(r"\b(?:if|whether|suppose|assume|why|how)\b[^.\n]{0,20}$", re.IGNORECASE)
 
 _NOT = re.compile(
@@ -44,14 +40,15 @@ _NOT = re.compile(
     r"([,;\s]*(?:(?:but(?:\s+rather)?|sondern|mais|а)\s+|而是\s*)?)",
     re.IGNORECASE,
 )
-_MUST = re.compile(
-    r"\b(?:must|has\s+to|can\s+only)\s+be\s+(?:option\s+|choice\s+)?[\(\[]?([A-Z])[\)\]]?(?=\s*(?:[.,;]|$))",
-    re.MULTILINE,
-)
 _SENTENCE = re.compile(r"[.!?;\n]\s*")
-_IS_CORRECT = re.compile(
-    r"(?<![A-Za-z0-9'’])[\(\[]?([A-Z])[\)\]]?(?:[:.)]\s*(?![A-Z]\b)[^.\n]{1,60}?)?\s+(?:is|must\s+be|has\s+to\s+be|would\s+be|should\s+be)\s+"
-    r"(?:(?:therefore|thus|clearly|indeed|definitely)\s+)?(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer)\b"
+# The letter in a statement of a choice: "I choose B", "it must be B.", "B is the correct answer".
+_COMMITS = (
+    r"\b(?:choose|chose|pick|select|go(?:ing)?\s+with|correct\s+(?:option|choice)\s+is)\s+(?:option\s+|choice\s+)?\**"
+    r"[\(\[]?([A-Z])\b(?![a-z'’])",
+    r"(?<![A-Za-z0-9'’])[\(\[]?([A-Z])[\)\]]?(?:[:.)]\s*(?![A-Z]\b)[^.\n]{1,60}?)?\s+"
+    r"(?:is|must\s+be|has\s+to\s+be|would\s+be|should\s+be)\s+"
+    r"(?:(?:therefore|thus|clearly|indeed|definitely)\s+)?(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer)\b",
+    r"(?m)\b(?:must|has\s+to|can\s+only)\s+be\s+(?:option\s+|choice\s+)?[\(\[]?([A-Z])[\)\]]?(?=\s*(?:[.,;]|$))",
 )
 
 # Where one statement about options ends and the next begins: "A and B are wrong, so C", "ruling out A, leaving D".
@@ -123,12 +120,8 @@ def _reference_letters(reference: Any, letters: str, options: Sequence[str]) -> 
     by_text = _by_text(reference, letters, options)
     bare = re.sub(r"[\s()\[\].,;:/&]|\band\b", "", _MARKUP.sub("", reference).strip())
     # "AC" is two letters; a word in small letters, or one with a letter twice, is a text.
-    if (
-        bare
-        and set(bare.upper()) <= set(letters)
-        and len(set(bare)) == len(bare)
-        and (bare.isupper() or len(bare) == 1)
-    ):
+    letters_only = set(bare.upper()) <= set(letters) and len(set(bare)) == len(bare)
+    if bare and letters_only and (bare.isupper() or len(bare) == 1):
         return frozenset(bare.upper())
     return by_text or _committed(reference, letters, options)
 
@@ -156,8 +149,8 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
             denials.append((said.start, no[1]))
         if no is None or no[2].strip(" ,;"):
             commits.append((said.start, _committed(said.text[no.end() if no else 0 :], letters, options)))
-    for pattern in (_CHOSEN, _IS_CORRECT, _MUST):
-        for match in pattern.finditer(bare):
+    for pattern in _COMMITS:
+        for match in re.finditer(pattern, bare):
             before = _SENTENCE.split(bare[max(0, match.start() - 40) : match.start()])[-1]
             if match[1] in letters and not _DENIAL.search(before) and not _SUPPOSED.search(before):
                 commits.append((match.start(), frozenset(match[1])))

@@ -10,7 +10,7 @@ A part that could not judge makes the whole :class:`Failed` wherever its verdict
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from roll_envs.errors import ConfigError, UnknownNameError, check_number
@@ -39,7 +39,7 @@ class Keyed:
 class _Composite:
     """Base of the composed verifiers: named parts, judged in order."""
 
-    def __init__(self, parts: Mapping[str, PartSpec]) -> None:
+    def __init__(self, *, parts: Mapping[str, PartSpec]) -> None:
         if not isinstance(parts, Mapping) or not parts:
             raise ConfigError(f"parts must name at least one verifier, such as {{'answer': 'math'}}, not {parts!r}")
         for name in parts:
@@ -54,9 +54,9 @@ class _Composite:
             close_verifier(part)
 
     def _ask(
-        self, answer: str, reference: Any, context: Mapping[str, Any] | None
+        self, answer: str, reference: Any, context: Mapping[str, Any] | None, ends: Callable[[Verdict], bool]
     ) -> tuple[dict[str, Score], dict[str, str]]:
-        """Judge all parts; returns scores by name, and reasons of failures by name."""
+        """Judge the parts in order, up to one whose verdict ``ends`` it; scores by name, and reasons of failures."""
         scores, reasons = {}, {}
         for name, part in self.parts.items():
             verdict = judge(part, answer, reference, context)
@@ -64,6 +64,8 @@ class _Composite:
                 reasons[name] = verdict.reason
             else:
                 scores[name] = verdict
+            if ends(verdict):
+                break
         return scores, reasons
 
 
@@ -88,7 +90,7 @@ class WeightedSum(_Composite):
         weights: Mapping[str, float] | None = None,
         required: Collection[str] | None = None,
     ) -> None:
-        super().__init__(parts)
+        super().__init__(parts=parts)
         given = weights or {}
         for name, weight in given.items():
             if name not in self.parts:
@@ -98,7 +100,7 @@ class WeightedSum(_Composite):
         self.required = _chosen(required, self.parts, [n for n, w in self.weights.items() if w > 0])
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores, reasons = self._ask(answer, reference, context)
+        scores, reasons = self._ask(answer, reference, context, _never)
         needed = {name: why for name, why in reasons.items() if self.weights[name] != 0 or name in self.required}
         if needed:
             return _failed(needed)
@@ -109,11 +111,8 @@ class WeightedSum(_Composite):
 class AllOf(_Composite):
     """``value``: the lowest of the parts; ``passed``: all passed. Every part is needed."""
 
-    def __init__(self, *, parts: Mapping[str, PartSpec]) -> None:
-        super().__init__(parts)
-
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores, reasons = self._ask(answer, reference, context)
+        scores, reasons = self._ask(answer, reference, context, _never)
         if reasons:
             return _failed(reasons)
         return _score(min(s.value for s in scores.values()), all(s.passed for s in scores.values()), scores)
@@ -128,26 +127,19 @@ class AnyOf(_Composite):
     """
 
     def __init__(self, *, parts: Mapping[str, PartSpec], enough: float = 1.0) -> None:
-        super().__init__(parts)
+        super().__init__(parts=parts)
         check_number("enough, the value that settles it,", enough, math.isfinite, "a finite number")
         self.enough = float(enough)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores: dict[str, Score] = {}
-        reasons: dict[str, str] = {}
-        for name, part in self.parts.items():
-            verdict = judge(part, answer, reference, context)
-            if isinstance(verdict, Failed):
-                reasons[name] = verdict.reason
-                continue
-            scores[name] = verdict
-            if verdict.passed and verdict.value >= self.enough:
-                break
-        else:
-            # No part has reached `enough`, so a part that failed might have changed the verdict.
-            if reasons:
-                return _failed(reasons)
+        scores, reasons = self._ask(answer, reference, context, self._settles)
+        # Where no part has reached `enough`, one that failed might have changed the verdict.
+        if reasons and not any(map(self._settles, scores.values())):
+            return _failed(reasons)
         return _score(max(s.value for s in scores.values()), any(s.passed for s in scores.values()), scores, reasons)
+
+    def _settles(self, verdict: Verdict) -> bool:
+        return isinstance(verdict, Score) and verdict.passed and verdict.value >= self.enough
 
 
 class Gate(_Composite):
@@ -165,7 +157,7 @@ class Gate(_Composite):
         then_name: str = "answer",
         closed: float = 0.0,
     ) -> None:
-        super().__init__(parts)
+        super().__init__(parts=parts)
         if then_name in self.parts:
             raise ConfigError(f"then_name {then_name!r} is the name of a gate; choose another")
         check_number("closed, the value behind a closed gate,", closed, math.isfinite, "a finite number")
@@ -176,19 +168,24 @@ class Gate(_Composite):
         close_verifier(self.then)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores: dict[str, Score] = {}
-        for name, part in self.parts.items():
-            verdict = judge(part, answer, reference, context)
-            if isinstance(verdict, Failed):
-                return _failed({name: verdict.reason})
-            scores[name] = verdict
-            if not verdict.passed:
-                return _score(self.closed, False, scores)
+        scores, reasons = self._ask(answer, reference, context, _is_closed)
+        if reasons:
+            return _failed(reasons)
+        if any(map(_is_closed, scores.values())):
+            return _score(self.closed, False, scores)
         last = judge(self.then, answer, reference, context)
         if isinstance(last, Failed):
             return _failed({self.then_name: last.reason})
         scores[self.then_name] = last
         return _score(last.value, last.passed, scores)
+
+
+def _never(verdict: Verdict) -> bool:
+    return False
+
+
+def _is_closed(verdict: Verdict) -> bool:
+    return isinstance(verdict, Failed) or not verdict.passed
 
 
 def _chosen(given: Collection[str] | None, known: Mapping[str, Verifier], otherwise: list[str]) -> tuple[str, ...]:

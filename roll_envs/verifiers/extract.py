@@ -29,22 +29,29 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
 # "the answer is" as it is said in other languages; what follows it is the answer.
-_FOREIGN = (
-    r"(?:(?:最终|最終|正确|正確)?(?:的)?答案(?:应该|應該)?(?:是|为|為|选|選)?|(?:故|应|應|因此|所以)?(?:选择|選擇|选|選)(?:项|項)?"
-    r"|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：]?"
-    r"|\b(?:respuesta|opci[oó]n)(?:\s+(?:correcta|final))?\s*(?:es\b|:)|\br[ée]ponse(?:\s+(?:correcte|finale))?\s*(?:est\b|:)"
-    r"|\bantwort\s*(?:ist\b|lautet\b|:)|\bresposta(?:\s+(?:correta|certa|final))?\s*(?:é\b|:)"
-    r"|\brisposta(?:\s+(?:corretta|finale))?\s*(?:è|:)|\bответ\s*(?:[:—–-]|это\b|равен\b)|\bđáp\s+(?:án|số)(?:\s+đúng)?\s*(?:là\b|:)"
-    r"|\bjawaban(?:nya)?(?:\s+(?:akhir|yang\s+benar))?\s*(?:adalah\b|:)|\bodpowiedź\s*(?:to\b|:)|\b(?:doğru\s+)?cevap\s*:?"
-    r"|(?:الإجابة|الجواب)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)|(?:सही\s+)?उत्तर(?:\s+है)?\s*:?"
-)
+_FOREIGN = {
+    "cjk": r"(?:(?:最终|最終|正确|正確)?(?:的)?答案(?:应该|應該)?(?:是|为|為|选|選)?|(?:故|应|應|因此|所以)?"
+    r"(?:选择|選擇|选|選)(?:项|項)?|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：]?",
+    "es": r"\b(?:respuesta|opci[oó]n)(?:\s+(?:correcta|final))?\s*(?:es\b|:)",
+    "fr": r"\br[ée]ponse(?:\s+(?:correcte|finale))?\s*(?:est\b|:)",
+    "de": r"\bantwort\s*(?:ist\b|lautet\b|:)",
+    "pt": r"\bresposta(?:\s+(?:correta|certa|final))?\s*(?:é\b|:)",
+    "it": r"\brisposta(?:\s+(?:corretta|finale))?\s*(?:è|:)",
+    "ru": r"\bответ\s*(?:[:—–-]|это\b|равен\b)",
+    "vi": r"\bđáp\s+(?:án|số)(?:\s+đúng)?\s*(?:là\b|:)",
+    "id": r"\bjawaban(?:nya)?(?:\s+(?:akhir|yang\s+benar))?\s*(?:adalah\b|:)",
+    "pl": r"\bodpowiedź\s*(?:to\b|:)",
+    "tr": r"\b(?:doğru\s+)?cevap\s*:?",
+    "ar": r"(?:الإجابة|الجواب)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)",
+    "hi": r"(?:सही\s+)?उत्तर(?:\s+है)?\s*:?",
+}
 # The parentheses in the middle are for remarks such as "(in cm)".
 _PHRASE = re.compile(
     r"(?:(?:final|correct|best|right)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
     r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:question|problem)\s+)?"
     r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
     r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=|[-–—](?=\s)|\$?\\boxed)\s*"
-    rf"|(?:{_FOREIGN})\s*",
+    rf"|(?:{'|'.join(_FOREIGN.values())})\s*",
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(r"\b(?:if|whether|suppose|supposing|assume|assuming|unless)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
@@ -220,31 +227,44 @@ _LANGUAGE_NAMES = {
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
 
 
+class Fence(NamedTuple):
+    """A block of code between fences."""
+
+    language: str
+    """The word behind the fence, or nothing."""
+    body: str
+    closed: bool
+    """False for one that reaches to the end, since the text was cut off."""
+
+
+def fences(text: str) -> tuple[list[Fence], str]:
+    """The fences of a text, in order, and what stands outside of them."""
+    found: list[Fence] = []
+    outside, at = "", 0
+    opened: re.Match[str] | None = None
+    for mark in _FENCE.finditer(text):
+        if opened is None:
+            opened, outside = mark, outside + text[at : mark.start()]
+        # As in CommonMark, a closing fence is of the same sign, at least as long as the opening one, and has no name.
+        elif mark[1].startswith(opened[1]) and not mark[2].strip():
+            found.append(Fence(_name_of(opened), text[opened.end() + 1 : mark.start()], True))
+            opened, at = None, mark.end()
+    if opened is None:
+        return found, outside + text[at:]
+    return [*found, Fence(_name_of(opened), text[opened.end() + 1 :], False)], outside
+
+
+def _name_of(fence: re.Match[str]) -> str:
+    return fence[2].strip().split(" ")[0].strip("{}.")  # Pandoc writes {.python}
+
+
 def code_of(answer: str, language: str = "python") -> str:
     """The last block named after the language, else the last block without a name, else the text after the thoughts.
 
     A block that is opened and never closed reaches to the end (the answer was cut off).
     """
     text = after_thinking(answer).replace("\r\n", "\n")
-    named: list[str] = []
-    plain: list[str] = []
-    opened: re.Match[str] | None = None
-    for fence in _FENCE.finditer(text):
-        if opened is None:
-            opened = fence
-        # As in CommonMark, a closing fence is at least as long as the opening one and has no name.
-        elif fence[1].startswith(opened[1]) and not fence[2].strip():
-            _keep_block(opened, text[opened.end() + 1 : fence.start()], language, named, plain)
-            opened = None
-    if opened is not None:
-        _keep_block(opened, text[opened.end() + 1 :], language, named, plain)
-    return (named or plain or [text])[-1]
-
-
-def _keep_block(fence: re.Match[str], body: str, language: str, named: list[str], plain: list[str]) -> None:
-    # Pandoc writes the name as {.python}.
-    name = fence[2].strip().split(" ")[0].strip("{}.").lower()
-    if name in _LANGUAGE_NAMES.get(language, (language,)):
-        named.append(body)
-    elif not name:
-        plain.append(body)
+    names = ("", *_LANGUAGE_NAMES.get(language, (language,)))
+    blocks = [block for block in fences(text)[0] if block.language.lower() in names]
+    named = [block for block in blocks if block.language]
+    return (named or blocks)[-1].body if blocks else text

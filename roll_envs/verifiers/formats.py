@@ -7,9 +7,11 @@ schema is applied in a worker process, since matching its patterns may never end
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError, check_number, check_whole
@@ -17,7 +19,7 @@ from roll_envs.tools.arguments import check_arguments, check_schema
 from roll_envs.tools.formats import find_tool_format
 from roll_envs.tools.formats.reading import read_json, skip_space
 from roll_envs.tools.types import BadCall, ToolSpec
-from roll_envs.verifiers.extract import after_thinking
+from roll_envs.verifiers.extract import after_thinking, fences
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
 
@@ -28,6 +30,7 @@ def _score(problem: str, **parts: float) -> Score:
     return Score(value=float(not problem), passed=not problem, detail=problem, parts=parts)
 
 
+@dataclass(kw_only=True, eq=False)
 class TagsVerifier:
     """1.0 when the answer is ``<think>...</think><answer>...</answer>``: each tag once, in this order, with something
     in it.
@@ -36,14 +39,13 @@ class TagsVerifier:
     prompt's template has written the first opening tag already. ``blank``: names of tags that may hold nothing.
     """
 
-    def __init__(
-        self,
-        *,
-        tags: Sequence[str] = ("think", "answer"),
-        outside: bool = False,
-        opened: bool = False,
-        blank: Sequence[str] = (),
-    ) -> None:
+    tags: Sequence[str] = ("think", "answer")
+    outside: bool = False
+    opened: bool = False
+    blank: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        tags, blank = self.tags, self.blank
         if isinstance(tags, str) or not tags or not all(isinstance(t, str) and _NAME.fullmatch(t) for t in tags):
             raise ConfigError(f"tags must be names such as ['think', 'answer'], not {tags!r}")
         if len(set(tags)) != len(tags):
@@ -51,7 +53,6 @@ class TagsVerifier:
         unknown = [name for name in blank if name not in tags]
         if isinstance(blank, str) or unknown:
             raise ConfigError(f"blank must be names of tags ({', '.join(tags)}), not {blank!r}")
-        self.tags, self.outside, self.opened, self.blank = tuple(tags), outside, opened, frozenset(blank)
         self._pattern = re.compile("|".join(f"</?{re.escape(name)}>" for name in tags))
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
@@ -61,26 +62,15 @@ class TagsVerifier:
         wanted = [mark for name in self.tags for mark in (f"<{name}>", f"</{name}>")]
         if self.opened:
             answer = wanted[0] + answer
-        marks = list(self._pattern.finditer(answer))
-        found = [match.group() for match in marks]
-        if found != wanted:
-            place = next(
-                (i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted))
-            )
-            expected = wanted[place] if place < len(wanted) else "no more tags"
-            got = found[place] if place < len(found) else "the end"
-            return f"{expected} is expected where {got} stands"
-        for number, name in enumerate(self.tags):
-            inside = answer[marks[2 * number].end() : marks[2 * number + 1].start()]
+        for found, expected in itertools.zip_longest(self._pattern.findall(answer), wanted):
+            if found != expected:
+                return f"{expected or 'no more tags'} is expected where {found or 'the end'} stands"
+        texts = self._pattern.split(answer)  # by turns outside and inside of a tag
+        for name, inside in zip(self.tags, texts[1::2], strict=True):
             if name not in self.blank and not inside.strip():
                 return f"<{name}> holds nothing"
-        if not self.outside:
-            edges = [0, *(match.end() for match in marks[1::2])]
-            starts = [*(match.start() for match in marks[::2]), len(answer)]
-            for start, end in zip(edges, starts, strict=True):
-                if answer[start:end].strip():
-                    return f"text outside of the tags: {answer[start:end].strip()[:40]!r}"
-        return ""
+        outside = next((text.strip() for text in texts[::2] if text.strip()), "")
+        return f"text outside of the tags: {outside[:40]!r}" if outside and not self.outside else ""
 
 
 class FenceVerifier:
@@ -97,41 +87,24 @@ class FenceVerifier:
         self.language, self.only, self.count = language, only, count
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        fences, outside, open_still = _fences(after_thinking(answer))
-        named = [f for f in fences if self.language is None or f.lower() == self.language.lower()]
+        found, outside = fences(after_thinking(answer))
+        closed = [fence for fence in found if fence.closed]
+        named = [f for f in closed if self.language is None or f.language.lower() == self.language.lower()]
         kind = f"a fence of {self.language}" if self.language else "a fence"
-        if open_still:
+        if len(closed) != len(found):
             problem = "a fence is not closed"
         elif not named:
             problem = f"{kind} is missing"
         elif self.count is not None and len(named) != self.count:
             problem = f"{len(named)} fences instead of {self.count}"
-        elif self.only and (outside or len(named) != len(fences)):
+        elif self.only and (outside.strip() or len(named) != len(closed)):
             problem = "there is more than the fence"
         else:
             problem = ""
         return _score(problem, fences=float(len(named)))
 
 
-def _fences(text: str) -> tuple[list[str], bool, bool]:
-    """The languages of closed fences, whether there is text outside of them, and whether one is still open."""
-    found: list[str] = []
-    outside, mark, language = False, "", ""
-    for line in text.split("\n"):
-        bare = line.strip()
-        run = len(bare) - len(bare.lstrip(bare[:1])) if bare[:1] in ("`", "~") else 0
-        # As in CommonMark: a fence is closed by one of the same sign that is at least as long and has no name.
-        if mark:
-            if run >= len(mark) and bare[0] == mark[0] and len(bare) == run:
-                found.append(language)
-                mark = ""
-        elif run >= 3 and "`" not in bare[run:]:
-            mark, language = bare[:run], bare[run:].strip().split(" ")[0].strip("{}.")
-        elif bare:
-            outside = True
-    return found, outside, bool(mark)
-
-
+@dataclass(kw_only=True, eq=False)
 class JsonVerifier:
     """1.0 when the answer (after its thoughts) is one JSON value and, where there is a schema, fits it.
 
@@ -140,25 +113,21 @@ class JsonVerifier:
     that is invalid, refers to another document, or does not finish within ``deadline_s`` gives :class:`Failed`.
     """
 
-    def __init__(
-        self,
-        *,
-        schema: Mapping[str, Any] | bool | None = None,
-        reference_is_schema: bool = False,
-        fenced: bool = True,
-        max_chars: int = 200_000,
-        deadline_s: float = 3.0,
-        pool: WorkerPool | None = None,
-    ) -> None:
-        if schema is not None and not isinstance(schema, Mapping | bool):
-            raise ConfigError(f"schema must be a JSON schema (an object), not {schema!r}")
-        if schema is not None and reference_is_schema:
+    schema: Mapping[str, Any] | bool | None = None
+    reference_is_schema: bool = False
+    fenced: bool = True
+    max_chars: int = 200_000
+    deadline_s: float = 3.0
+    pool: WorkerPool | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schema, Mapping | bool | None):
+            raise ConfigError(f"schema must be a JSON schema (an object), not {self.schema!r}")
+        if self.schema is not None and self.reference_is_schema:
             raise ConfigError("give a schema or reference_is_schema, not both")
-        check_number("deadline_s", deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
-        if (schema is not None or reference_is_schema) and importlib.util.find_spec("jsonschema") is None:
+        check_number("deadline_s", self.deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
+        if (self.schema is not None or self.reference_is_schema) and importlib.util.find_spec("jsonschema") is None:
             raise MissingExtraError("verifier 'json' with a schema", "verifiers")
-        self.schema, self.reference_is_schema, self.fenced = schema, reference_is_schema, fenced
-        self.max_chars, self.deadline_s, self._pool = max_chars, float(deadline_s), pool
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         schema = reference if self.reference_is_schema else self.schema
@@ -168,7 +137,8 @@ class JsonVerifier:
             return _score(f"{len(answer)} characters; at most {self.max_chars} are read")
         text = after_thinking(answer).strip()
         if self.fenced:
-            text = _unfenced(text)
+            blocks, outside = fences(text)
+            text = blocks[0].body if len(blocks) == 1 and blocks[0].closed and not outside.strip() else text
         read = read_json(text, 0)
         if read.problem:
             return _score(f"no JSON: {read.problem}")
@@ -177,8 +147,7 @@ class JsonVerifier:
         return _score("") if schema is None else self._fit(text, schema)
 
     def _fit(self, text: str, schema: Any) -> Verdict:
-        pool = self._pool if self._pool is not None else shared_pool(TEXT_TASKS)
-        outcome = pool.call("fit", [text, schema], deadline_s=self.deadline_s)
+        outcome = (self.pool or shared_pool(TEXT_TASKS)).call("fit", [text, schema], deadline_s=self.deadline_s)
         # The words of worker_main for a RecursionError, which the depth of the answer causes.
         if outcome.status == "error" and "nested" in outcome.detail:
             return _score("it is nested too deeply")
@@ -189,15 +158,7 @@ class JsonVerifier:
         return _score(outcome.value["problem"])
 
 
-def _unfenced(text: str) -> str:
-    """The content of a fence that is the whole text; else the text itself."""
-    first, newline, rest = text.partition("\n")
-    mark = re.match(r"`{3,}|~{3,}", first)
-    if mark is None or not newline or not rest.rstrip().endswith("\n" + mark.group()):
-        return text
-    return rest.rstrip()[: -len(mark.group())]
-
-
+@dataclass(kw_only=True, eq=False)
 class ToolCallsVerifier:
     """The share of tool calls in an answer that are valid; passed when all are, and there are enough.
 
@@ -208,21 +169,20 @@ class ToolCallsVerifier:
     calls there must and may be; fewer or more are worth 0. Parts: ``calls``, ``valid_calls``.
     """
 
-    def __init__(
-        self,
-        *,
-        format: str = "hermes",
-        tools: Sequence[ToolSpec | Mapping[str, Any]] | None = None,
-        tools_key: str = "tools",
-        least: int = 1,
-        most: int | None = None,
-    ) -> None:
-        self.format, self._parse = format, find_tool_format(format).parse
-        self.specs = None if tools is None else _specs(tools)
-        check_whole("least", least, 0)
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < least):
-            raise ConfigError(f"most must be a whole number of least ({least}) or more, not {most!r}")
-        self.tools_key, self.least, self.most = tools_key, least, most
+    format: str = "hermes"
+    tools: Sequence[ToolSpec | Mapping[str, Any]] | None = None
+    tools_key: str = "tools"
+    least: int = 1
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        self._parse = find_tool_format(self.format).parse
+        self.specs = None if self.tools is None else _specs(self.tools)
+        check_whole("least", self.least, 0)
+        if self.most is not None and (
+            isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < self.least
+        ):
+            raise ConfigError(f"most must be a whole number of least ({self.least}) or more, not {self.most!r}")
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         specs = self.specs

@@ -14,26 +14,15 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from roll_envs.background import forget_in_children
-from roll_envs.errors import ConfigError, check_whole
+from roll_envs.errors import ConfigError, check_one_of, check_whole
+from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint
-from roll_envs.verifiers.judge_llm_forms import (
-    Criterion,
-    Form,
-    Reading,
-    clip_middle,
-    correctness_form,
-    draw_mark,
-    messages_for,
-    pairwise_form,
-    read_reply,
-    rubric_form,
-)
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -43,7 +32,7 @@ KINDS = ("correctness", "rubric", "pairwise")
 class _JudgeResult(NamedTuple):
     """One verdict of the model, and its cost."""
 
-    reading: Reading
+    reading: forms.Reading
     cost: Mapping[str, float]
 
 
@@ -52,6 +41,7 @@ _SPARE_S = 30.0
 _FREE = {"prompt_tokens": 0.0, "completion_tokens": 0.0, "requests": 0.0}
 
 
+@dataclass(kw_only=True, eq=False)
 class LlmJudge:
     """The value is 0 to 1:
 
@@ -73,53 +63,44 @@ class LlmJudge:
     how often the judge is asked until a reply is whole and clear, each time after a cut one with more tokens.
     """
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        model: str,
-        kind: Literal["correctness", "rubric", "pairwise"] = "correctness",
-        criteria: Mapping[str, str | Mapping[str, Any]] | None = None,
-        scale: Sequence[int] = (1, 5),
-        threshold: float | None = None,
-        guidance: str = "",
-        question_key: str = "prompt",
-        max_chars: int = 20_000,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_items: int = 10_000,
-        key_env: str = "",
-        try_s: float = 60.0,
-        deadline_s: float = 300.0,
-        queue_s: float = 3600.0,
-        tries: int = 8,
-        asks: int = 3,
-        concurrency: int = 16,
-        structured: Literal["auto", "always", "never"] = "auto",
-        max_tokens: int = 1024,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        if kind not in KINDS:
-            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
-        if criteria is not None and kind != "rubric":
-            raise ConfigError(f"criteria belong to kind 'rubric', not to {kind!r}")
-        if threshold is not None and (
-            kind == "pairwise" or isinstance(threshold, bool) or not isinstance(threshold, int | float)
-        ):
-            raise ConfigError(f"threshold is a number from 0 to 1 for correctness and rubric, not {threshold!r}")
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise ConfigError(f"threshold must be a number from 0 to 1, not {threshold!r}")
-        check_whole("max_chars", max_chars, 100)
-        if isinstance(asks, bool) or not isinstance(asks, int) or not 1 <= asks <= 10:
-            raise ConfigError(f"asks must be a whole number from 1 to 10, not {asks!r}")
-        self.asks = asks
-        self.form = _form(kind, criteria, scale)
-        self.kind, self.threshold, self.guidance = kind, threshold, guidance
-        self.question_key, self.max_chars = question_key, max_chars
-        self.endpoint = Endpoint(
-            url=url, model=model, key_env=key_env, try_s=try_s, deadline_s=deadline_s, queue_s=queue_s, tries=tries,
-            concurrency=concurrency, structured=structured, max_tokens=max_tokens, extra=dict(extra or {}),
-        )  # fmt: skip
-        self._cache = ReplyCache(cache_dir, cache_items)
+    url: str
+    model: str
+    kind: Literal["correctness", "rubric", "pairwise"] = "correctness"
+    criteria: Mapping[str, str | Mapping[str, Any]] | None = None
+    scale: Sequence[int] = (1, 5)
+    threshold: float | None = None
+    guidance: str = ""
+    question_key: str = "prompt"
+    max_chars: int = 20_000
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_items: int = 10_000
+    key_env: str = ""
+    try_s: float = 60.0
+    deadline_s: float = 300.0
+    queue_s: float = 3600.0
+    tries: int = 8
+    asks: int = 3
+    concurrency: int = 16
+    structured: Literal["auto", "always", "never"] = "auto"
+    max_tokens: int = 1024
+    extra: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_one_of("kind", self.kind, KINDS)
+        if self.criteria is not None and self.kind != "rubric":
+            raise ConfigError(f"criteria belong to kind 'rubric', not to {self.kind!r}")
+        if self.threshold is not None:
+            usable = isinstance(self.threshold, int | float) and not isinstance(self.threshold, bool)
+            if self.kind == "pairwise" or not usable or not 0 <= self.threshold <= 1:
+                said = f"threshold is a number from 0 to 1 for correctness and rubric, not {self.threshold!r}"
+                raise ConfigError(said)
+        check_whole("max_chars", self.max_chars, 100)
+        if isinstance(self.asks, bool) or not isinstance(self.asks, int) or not 1 <= self.asks <= 10:
+            raise ConfigError(f"asks must be a whole number from 1 to 10, not {self.asks!r}")
+        self.form = _form(self.kind, self.criteria, self.scale)
+        options = {option.name: getattr(self, option.name) for option in fields(Endpoint)}
+        self.endpoint = Endpoint(**{**options, "extra": dict(self.extra or {})})
+        self._cache = ReplyCache(self.cache_dir, self.cache_items)
         self._client = ChatClient(self.endpoint)
         self._in_progress: dict[str, asyncio.Task[_JudgeResult | Failed]] = {}
         self._totals, self._totals_lock = dict(_FREE), threading.Lock()
@@ -170,15 +151,15 @@ class LlmJudge:
         shown: dict[str, str] = {}
         question = _question((context or {}).get(self.question_key))
         if question:
-            shown["question"] = clip_middle(question, self.max_chars)
+            shown["question"] = forms.clip_middle(question, self.max_chars)
         if reference is not None or self.kind != "rubric":
             references = texts_of(reference)
             if isinstance(references, str):
                 return Failed(reason=references)
-            wanted = clip_middle("\n--- or ---\n".join(references), self.max_chars)
+            wanted = forms.clip_middle("\n--- or ---\n".join(references), self.max_chars)
         else:
             wanted = ""
-        said = clip_middle(after_thinking(answer), self.max_chars)
+        said = forms.clip_middle(after_thinking(answer), self.max_chars)
         if not said.strip():
             return Score(value=0.0, passed=False, detail="the answer is empty", parts={**_FREE, "cached": 0.0})
         if self.kind == "pairwise":
@@ -202,7 +183,7 @@ class LlmJudge:
         key = request_key(
             {
                 "endpoint": repr(endpoint),
-                "messages": messages_for(self.form, {}, "MARK", self.guidance),
+                "messages": forms.messages_for(self.form, {}, "MARK", self.guidance),
                 "schema": self.form.schema,
                 "texts": texts,
             }
@@ -223,22 +204,22 @@ class LlmJudge:
 
     async def _find(self, key: str, texts: dict[str, str]) -> _JudgeResult | Failed:
         known = await asyncio.to_thread(self._cache.get, key)
-        reading = None if known is None else read_reply(self.form, known)
+        reading = None if known is None else forms.read_reply(self.form, known)
         if reading is not None:
             return _JudgeResult(reading, {**_FREE, "cached": 1.0})
         cost, longer, left_s, why = dict(_FREE), 1, self.endpoint.deadline_s, ""
         for ask in range(self.asks):
-            messages = messages_for(self.form, texts, draw_mark(texts), self.guidance, again=ask > 0)
+            messages = forms.messages_for(self.form, texts, forms.draw_mark(texts), self.guidance, again=ask > 0)
             reply = await self._client.ask(messages, self.form.schema, deadline_s=left_s, longer=longer)
             if isinstance(reply, Failed):
                 return reply
             self._count(cost, reply)
-            reading = None if reply.cut else read_reply(self.form, reply.text)
+            reading = None if reply.cut else forms.read_reply(self.form, reply.answer.text)
             if reading is not None:
-                await asyncio.to_thread(self._cache.put, key, reply.text)
+                await asyncio.to_thread(self._cache.put, key, reply.answer.text)
                 return _JudgeResult(reading, {**cost, "cached": 0.0})
             why = f"was cut ({reply.cut})" if reply.cut else "holds no clear verdict"
-            why = f"the judge's reply {why}, asked {ask + 1} times; the last: {reply.text[-300:]!r}"
+            why = f"the judge's reply {why}, asked {ask + 1} times; the last: {reply.answer.text[-300:]!r}"
             longer *= 2 if reply.cut else 1
             left_s -= reply.seconds
             if left_s <= 0:
@@ -246,7 +227,7 @@ class LlmJudge:
         return Failed(reason=why)
 
     def _count(self, cost: dict[str, float], reply: ChatReply) -> None:
-        spent = (reply.prompt_tokens, reply.completion_tokens, reply.tries)
+        spent = (reply.answer.prompt_tokens, reply.answer.completion_tokens, reply.tries)
         with self._totals_lock:
             for name, number in zip(_FREE, spent, strict=True):
                 cost[name] += number
@@ -274,11 +255,11 @@ class LlmJudge:
         return Score(value=float(passed), passed=passed, detail=first.reason, parts=parts)
 
 
-def _form(kind: str, criteria: Mapping[str, Any] | None, scale: Sequence[int]) -> Form:
+def _form(kind: str, criteria: Mapping[str, Any] | None, scale: Sequence[int]) -> forms.Form:
     if kind == "correctness":
-        return correctness_form()
+        return forms.correctness_form()
     if kind == "pairwise":
-        return pairwise_form()
+        return forms.pairwise_form()
     if not isinstance(scale, Sequence) or len(scale) != 2:
         raise ConfigError(f"scale must be two whole numbers, such as [1, 5], not {scale!r}")
     read = []
@@ -289,8 +270,8 @@ def _form(kind: str, criteria: Mapping[str, Any] | None, scale: Sequence[int]) -
         unknown = set(spec) - {"description", "weight"}
         if unknown:
             raise ConfigError(f"criterion {name!r} has 'description' and 'weight', not {sorted(unknown)[0]!r}")
-        read.append(Criterion(str(name), spec["description"], spec.get("weight", 1.0)))
-    return rubric_form(read, scale[0], scale[1])
+        read.append(forms.Criterion(str(name), spec["description"], spec.get("weight", 1.0)))
+    return forms.rubric_form(read, scale[0], scale[1])
 
 
 def _question(prompt: Any) -> str:

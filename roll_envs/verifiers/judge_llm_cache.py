@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ class ReplyCache:
         self._remember(key, reply)
         if self.folder is not None:
             with contextlib.suppress(OSError):
-                self._write(self._path(key), json.dumps({"key": key, "reply": reply}))
+                _write(self._path(key), json.dumps({"key": key, "reply": reply}))
 
     def _remember(self, key: str, reply: str) -> None:
         if self.items <= 0:
@@ -79,15 +79,12 @@ class ReplyCache:
         usable = isinstance(found, dict) and found.get("key") == key and isinstance(found.get("reply"), str)
         return str(found["reply"]) if usable else None
 
-    @staticmethod
-    def _write(path: Path, text: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".new-{secrets.token_hex(8)}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

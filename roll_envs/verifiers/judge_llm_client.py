@@ -20,8 +20,8 @@ from typing import Any, Literal, TypeVar
 import httpx
 
 from roll_envs.background import EventLoopThread
-from roll_envs.chat_api import RETRY_STATUSES, read_answer, retry_after_s
-from roll_envs.errors import ConfigError, check_number, check_whole
+from roll_envs.chat_api import RETRY_STATUSES, ChatAnswer, read_answer, retry_after_s
+from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
 from roll_envs.verifiers.types import Failed
 
 JUDGE = "judge:"
@@ -95,8 +95,7 @@ class Endpoint:
             raise ConfigError(f"url {self.url!r} cannot be used: {error}") from None
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must be the name of a model, not {self.model!r}")
-        if self.structured not in ("auto", "always", "never"):
-            raise ConfigError(f"structured must be 'auto', 'always' or 'never', not {self.structured!r}")
+        check_one_of("structured", self.structured, ("auto", "always", "never"))
         for name in ("messages", "response_format", "stream", "n"):
             if name in self.extra:
                 raise ConfigError(f"extra may not change {name!r} of a judge's request")
@@ -115,9 +114,7 @@ def judge_variable(name: str) -> str:
 class ChatReply:
     """The reply of a model, and its cost."""
 
-    text: str
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    answer: ChatAnswer
     tries: int = 1
     cut: str = ""
     """Why the reply did not come to its end, in the server's word (``length``); empty where it did."""
@@ -288,6 +285,4 @@ def _reply(content: bytes) -> ChatReply:
     if not said.text.strip() and not cut:
         # Not repeated: at temperature 0 the next reply would be empty as well.
         raise _FinalError(f"the judge refused: {said.refusal[:200]}" if said.refusal else "the judge said nothing")
-    return ChatReply(
-        text=said.text, prompt_tokens=said.prompt_tokens, completion_tokens=said.completion_tokens, cut=cut
-    )
+    return ChatReply(answer=said, cut=cut)

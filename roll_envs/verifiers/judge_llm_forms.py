@@ -36,7 +36,6 @@ class Reading(NamedTuple):
 class Form(NamedTuple):
     """One kind of judgement: its prompt, its JSON schema and its parser."""
 
-    name: str
     task: str
     closing: str
     schema: Mapping[str, Any]
@@ -64,60 +63,63 @@ def _object(**properties: Mapping[str, Any]) -> dict[str, Any]:
 _TEXT = {"type": "string"}
 
 
+_ONE_WORD: dict[str, dict[str, Any]] = {
+    "correctness": {
+        "task": "You grade answers to a question against a reference. An answer is correct when it says the same as "
+        "the reference where the question asks for it; other words, another order and other notation are no mistake. "
+        "It is incorrect when it contradicts the reference, leaves out what was asked for, gives several different "
+        "answers, or does not answer. Trust the reference over your own knowledge, and do not reward style or "
+        "confidence.",
+        "closing": "Judge whether the answer is correct. Reply with one JSON object and nothing else: "
+        '{"reasoning": "<one or two sentences>", "verdict": "correct" or "incorrect", '
+        '"confidence": <0 to 100, how sure you are of the verdict>}',
+        "key": "verdict",
+        "values": {"correct": 1.0, "incorrect": 0.0},
+        "further": {"confidence": {"type": "integer"}},
+    },
+    "pairwise": {
+        "task": "You compare two answers to the same question and say which one serves its author better: first by "
+        "being right and doing what was asked, then by being complete and clear. Length, tone and the order in which "
+        "the answers stand are no merits. Answers of the same worth are a tie.",
+        "closing": "Judge which answer is better. Reply with one JSON object and nothing else: "
+        '{"reasoning": "<one or two sentences>", "winner": "A", "B" or "tie"}',
+        "key": "winner",
+        "values": {"A": 1.0, "B": 0.0, "tie": 0.5},
+        "further": {},
+    },
+}
+"""Forms whose verdict is one word, under ``key``, and what the words are worth."""
+
+
 def correctness_form() -> Form:
     """Judge an answer as right or wrong against a reference; the part ``probability`` is that of being right."""
-    # The reasoning stands first, so that the verdict is written after it.
-    schema = _object(
-        reasoning=_TEXT,
-        verdict={"type": "string", "enum": ["correct", "incorrect"]},
-        confidence={"type": "integer"},
-    )
-    task = (
-        "You grade answers to a question against a reference. An answer is correct when it says the same as the "
-        "reference where the question asks for it; other words, another order and other notation are no mistake. It is "
-        "incorrect when it contradicts the reference, leaves out what was asked for, gives several different answers, "
-        "or does not answer. Trust the reference over your own knowledge, and do not reward style or confidence."
-    )
-    closing = (
-        "Judge whether the answer is correct. Reply with one JSON object and nothing else: "
-        '{"reasoning": "<one or two sentences>", "verdict": "correct" or "incorrect", '
-        '"confidence": <0 to 100, how sure you are of the verdict>}'
-    )
-    return Form("correctness", task, closing, schema, _read_correctness)
-
-
-def _read_correctness(found: Mapping[str, Any]) -> Reading | None:
-    verdict = found.get("verdict")
-    word = verdict.strip().lower() if isinstance(verdict, str) else ""
-    if word not in ("correct", "incorrect"):
-        return None
-    parts = {}
-    confidence = _number(found.get("confidence"))
-    if confidence is not None and 0 <= confidence <= 100:
-        parts["probability"] = confidence / 100 if word == "correct" else 1 - confidence / 100
-    return Reading(float(word == "correct"), parts, _reasoning(found))
+    return _one_word_form("correctness")
 
 
 def pairwise_form() -> Form:
     """Which of two answers, A or B, is better."""
-    schema = _object(reasoning=_TEXT, winner={"type": "string", "enum": ["A", "B", "tie"]})
-    task = (
-        "You compare two answers to the same question and say which one serves its author better: first by being right "
-        "and doing what was asked, then by being complete and clear. Length, tone and the order in which the answers "
-        "stand are no merits. Answers of the same worth are a tie."
-    )
-    closing = (
-        "Judge which answer is better. Reply with one JSON object and nothing else: "
-        '{"reasoning": "<one or two sentences>", "winner": "A", "B" or "tie"}'
-    )
-    return Form("pairwise", task, closing, schema, _read_pairwise)
+    return _one_word_form("pairwise")
 
 
-def _read_pairwise(found: Mapping[str, Any]) -> Reading | None:
-    winner = found.get("winner")
-    word = winner.strip().lower() if isinstance(winner, str) else ""
-    value = {"a": 1.0, "b": 0.0, "tie": 0.5}.get(word)
-    return None if value is None else Reading(value, {}, _reasoning(found))
+def _one_word_form(name: str) -> Form:
+    about = _ONE_WORD[name]
+    key, values, further = about["key"], about["values"], about["further"]
+    worth = {word.lower(): value for word, value in values.items()}
+
+    def read(found: Mapping[str, Any]) -> Reading | None:
+        word = found.get(key)
+        value = worth.get(word.strip().lower()) if isinstance(word, str) else None
+        if value is None:
+            return None
+        sure = _number(found.get("confidence")) if further else None
+        parts = {}
+        if sure is not None and 0 <= sure <= 100:
+            parts["probability"] = sure / 100 if value else 1 - sure / 100
+        return Reading(value, parts, _reasoning(found))
+
+    # The reasoning stands first, so that the verdict is written after it.
+    schema = _object(reasoning=_TEXT, **{key: {"type": "string", "enum": list(values)}}, **further)
+    return Form(about["task"], about["closing"], schema, read)
 
 
 def rubric_form(criteria: Sequence[Criterion], low: int, high: int) -> Form:
@@ -163,7 +165,7 @@ def rubric_form(criteria: Sequence[Criterion], low: int, high: int) -> Form:
         value = sum(criterion.weight * shares[criterion.name] for criterion in criteria) / total
         return Reading(value, shares, _reasoning(found))
 
-    return Form("rubric", task, closing, _object(reasoning=_TEXT, scores=points), read)
+    return Form(task, closing, _object(reasoning=_TEXT, scores=points), read)
 
 
 def read_reply(form: Form, reply: str) -> Reading | None:

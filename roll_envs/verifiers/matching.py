@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import abc
 import re
 import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from roll_envs.errors import check_number
@@ -41,42 +43,48 @@ def texts_of(reference: Any) -> tuple[str, ...] | str:
     return f"the reference must be a text, a number or a list of them, not {str(reference)[:100]!r}"
 
 
-class ExactVerifier:
+class _TextVerifier(abc.ABC):
+    """Base of the verifiers here: compares the answer with the texts of the reference."""
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        wanted = texts_of(reference)
+        return Failed(reason=wanted) if isinstance(wanted, str) else self._compare(answer, wanted)
+
+    @abc.abstractmethod
+    def _compare(self, answer: str, wanted: tuple[str, ...]) -> Score:
+        """The score of an answer with one or more references."""
+
+
+def _equal_to_one(said: str, wanted: set[str]) -> Score:
+    same = said in wanted
+    return Score(value=float(same), passed=same, detail="" if same else f"read {said[:200]!r}")
+
+
+class ExactVerifier(_TextVerifier):
     """1.0 when the answer is a reference, letter for letter; whitespace around it counts only with ``strip=False``."""
 
     def __init__(self, *, strip: bool = True) -> None:
         self.strip = strip
 
-    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        wanted = texts_of(reference)
-        if isinstance(wanted, str):
-            return Failed(reason=wanted)
+    def _compare(self, answer: str, wanted: tuple[str, ...]) -> Score:
         same = answer.strip() in {w.strip() for w in wanted} if self.strip else answer in wanted
         return Score(value=float(same), passed=same)
 
 
-class NormalizedVerifier:
+@dataclass(kw_only=True, eq=False)
+class NormalizedVerifier(_TextVerifier):
     """1.0 when answer and a reference are the same text after :func:`normalize`.
 
     Thoughts before ``</think>`` are not part of the answer.
     """
 
-    def __init__(
-        self, *, ignore_case: bool = True, ignore_punctuation: bool = False, ignore_articles: bool = False
-    ) -> None:
-        self.options = {
-            "ignore_case": ignore_case,
-            "ignore_punctuation": ignore_punctuation,
-            "ignore_articles": ignore_articles,
-        }
+    ignore_case: bool = True
+    ignore_punctuation: bool = False
+    ignore_articles: bool = False
 
-    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        wanted = texts_of(reference)
-        if isinstance(wanted, str):
-            return Failed(reason=wanted)
-        said = normalize(after_thinking(tail(answer)), **self.options)
-        same = said in {normalize(w, **self.options) for w in wanted}
-        return Score(value=float(same), passed=same, detail="" if same else f"read {said[:200]!r}")
+    def _compare(self, answer: str, wanted: tuple[str, ...]) -> Score:
+        said, *references = (normalize(text, **asdict(self)) for text in (after_thinking(tail(answer)), *wanted))
+        return _equal_to_one(said, set(references))
 
 
 def normalize(
@@ -118,29 +126,21 @@ def squad_f1(answer: str, reference: str) -> float:
     return 2 * common / (len(said) + len(wanted))
 
 
-class ExactMatchVerifier:
+class ExactMatchVerifier(_TextVerifier):
     """1.0 when the answer is a reference after :func:`squad_normalize`."""
 
-    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        wanted = texts_of(reference)
-        if isinstance(wanted, str):
-            return Failed(reason=wanted)
-        said = squad_normalize(short_answer(answer))
-        same = said in {squad_normalize(w) for w in wanted}
-        return Score(value=float(same), passed=same, detail="" if same else f"read {said[:200]!r}")
+    def _compare(self, answer: str, wanted: tuple[str, ...]) -> Score:
+        return _equal_to_one(squad_normalize(short_answer(answer)), set(map(squad_normalize, wanted)))
 
 
-class F1Verifier:
+class F1Verifier(_TextVerifier):
     """The best :func:`squad_f1` over the references; passed from ``threshold`` on."""
 
     def __init__(self, *, threshold: float = 1.0) -> None:
         check_number("threshold, the F1 that passes,", threshold, lambda n: 0 < n <= 1, "above 0 and at most 1")
         self.threshold = float(threshold)
 
-    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        wanted = texts_of(reference)
-        if isinstance(wanted, str):
-            return Failed(reason=wanted)
+    def _compare(self, answer: str, wanted: tuple[str, ...]) -> Score:
         said = short_answer(answer)
         best = max(squad_f1(said, w) for w in wanted)
         same = float(squad_normalize(said) in {squad_normalize(w) for w in wanted})

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, UnknownNameError, check_number
+from roll_envs.errors import ConfigError, UnknownNameError, check_number, check_one_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
 
@@ -17,6 +18,7 @@ FLAGS = {"ignorecase": re.IGNORECASE, "multiline": re.MULTILINE, "dotall": re.DO
 MODES = ("search", "fullmatch", "match")
 
 
+@dataclass(kw_only=True, eq=False)
 class RegexVerifier:
     """1.0 when the pattern is found in the answer.
 
@@ -25,37 +27,33 @@ class RegexVerifier:
     looks at the last match instead of the first. Answers beyond ``max_chars`` do not match.
     """
 
-    def __init__(
-        self,
-        *,
-        pattern: str | None = None,
-        mode: Literal["search", "fullmatch", "match"] = "search",
-        flags: Collection[str] = (),
-        compare: bool = False,
-        last: bool = False,
-        max_chars: int = 100_000,
-        deadline_s: float = 2.0,
-        pool: WorkerPool | None = None,
-    ) -> None:
-        if mode not in MODES:
-            raise ConfigError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-        for flag in [flags] if isinstance(flags, str) else flags:
+    pattern: str | None = None
+    mode: Literal["search", "fullmatch", "match"] = "search"
+    flags: Collection[str] = ()
+    compare: bool = False
+    last: bool = False
+    max_chars: int = 100_000
+    deadline_s: float = 2.0
+    pool: WorkerPool | None = None
+
+    def __post_init__(self) -> None:
+        check_one_of("mode", self.mode, MODES)
+        flags = {self.flags} if isinstance(self.flags, str) else set(self.flags)
+        for flag in flags:
             if flag not in FLAGS:
                 raise UnknownNameError("flag of a pattern", str(flag), FLAGS)
-        if compare and pattern is None:
+        if self.compare and self.pattern is None:
             raise ConfigError("compare needs a pattern: the reference is then the text to find, not the pattern")
-        if last and mode != "search":
-            raise ConfigError(f"last looks through all matches, so it needs mode='search', not {mode!r}")
-        check_number("deadline_s", deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
-        self.flags = int(sum(FLAGS[f] for f in ({flags} if isinstance(flags, str) else set(flags))))
-        if pattern is not None:
+        if self.last and self.mode != "search":
+            raise ConfigError(f"last looks through all matches, so it needs mode='search', not {self.mode!r}")
+        check_number("deadline_s", self.deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
+        self._flags = int(sum(FLAGS[flag] for flag in flags))
+        if self.pattern is not None:
             try:
                 # Only to report a mistake in it at once; matching is done by the workers.
-                re.compile(pattern, self.flags)
+                re.compile(self.pattern, self._flags)
             except (re.error, RecursionError, OverflowError) as error:
-                raise ConfigError(f"the pattern {pattern!r} cannot be used: {error}") from error
-        self.pattern, self.mode, self.compare, self.last = pattern, mode, compare, last
-        self.max_chars, self.deadline_s, self._pool = max_chars, float(deadline_s), pool
+                raise ConfigError(f"the pattern {self.pattern!r} cannot be used: {error}") from error
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         pattern = reference if self.pattern is None else self.pattern
@@ -67,9 +65,8 @@ class RegexVerifier:
             )
         if len(answer) > self.max_chars:
             return Score(value=0.0, passed=False, detail=f"{len(answer)} characters; at most {self.max_chars} are read")
-        pool = self._pool if self._pool is not None else shared_pool(TEXT_TASKS)
-        arguments = [pattern, self.flags, "last" if self.last else self.mode, answer]
-        outcome = pool.call("find", arguments, deadline_s=self.deadline_s)
+        arguments = [pattern, self._flags, "last" if self.last else self.mode, answer]
+        outcome = (self.pool or shared_pool(TEXT_TASKS)).call("find", arguments, deadline_s=self.deadline_s)
         if outcome.status != "ok":
             return Failed(reason=f"the pattern {pattern[:200]!r} gave no result: {outcome.detail}")
         found = outcome.value

@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, check_number, check_whole
+from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
 from roll_envs.verifiers.types import Score, Verdict
 
 _MAX_CHARS = 1_000_000
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
+@dataclass(kw_only=True, eq=False)
 class LengthPenalty:
     """0 up to ``limit`` (and from ``least`` on), then linearly down to ``-penalty`` at ``limit + slack``.
 
@@ -25,23 +27,19 @@ class LengthPenalty:
     whole penalty is due.
     """
 
-    def __init__(
-        self,
-        *,
-        limit: int,
-        slack: int = 0,
-        least: int = 0,
-        penalty: float = 1.0,
-        unit: Literal["words", "chars"] = "words",
-    ) -> None:
-        for name, value, lowest in (("limit", limit, 1), ("slack", slack, 0), ("least", least, 0)):
-            check_whole(name, value, lowest)
-        if least > limit:
-            raise ConfigError(f"least must be at most limit ({limit}), not {least}")
-        if unit not in ("words", "chars"):
-            raise ConfigError(f"unit must be 'words' or 'chars', not {unit!r}")
-        self.limit, self.slack, self.least, self.unit = limit, slack, least, unit
-        self.penalty = _penalty(penalty)
+    limit: int
+    slack: int = 0
+    least: int = 0
+    penalty: float = 1.0
+    unit: Literal["words", "chars"] = "words"
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("limit", 1), ("slack", 0), ("least", 0)):
+            check_whole(name, getattr(self, name), lowest)
+        if self.least > self.limit:
+            raise ConfigError(f"least must be at most limit ({self.limit}), not {self.least}")
+        check_one_of("unit", self.unit, ("words", "chars"))
+        self.penalty = _penalty(self.penalty)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         length = len(answer.split()) if self.unit == "words" else len(answer)

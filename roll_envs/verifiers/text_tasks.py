@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import re
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped,unused-ignore]
+import referencing
+from referencing.exceptions import Unresolvable
+
 
 def fit(text: str, schema: Any) -> dict[str, str]:
     """Validate a JSON text; returns ``problem`` (first violation, or empty) or ``fault`` (error of the schema)."""
-    jsonschema, referencing = importlib.import_module("jsonschema"), importlib.import_module("referencing")
-    missing = importlib.import_module("referencing.exceptions").Unresolvable
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema)
@@ -22,7 +23,7 @@ def fit(text: str, schema: Any) -> dict[str, str]:
     validator = kind(schema, registry=referencing.Registry())
     try:
         found = next(validator.iter_errors(json.loads(text)), None)
-    except missing as error:
+    except Unresolvable as error:
         return {"fault": f"it refers to {str(error)[:200]}"}
     return {"problem": "" if found is None else f"{found.json_path[:100]}: {found.message[:200]}"}
 

@@ -1,9 +1,9 @@
 """The main program of a pool's template process: imports the tasks and forks workers, which run them one by one.
 
 Started by path (``python -I worker_main.py``), so that nothing but the standard library is imported before the limits
-are known. Standard input is a connection to the parent: four bytes with a file descriptor ask for a worker that is
-connected to it, four bytes with a process number for the death of that worker. Tasks and replies are four bytes of
-length, then JSON. The parent has a worker killed whose task takes too long; should parent and template be gone, an
+are known. Standard input is a :class:`multiprocessing.connection.Connection` to the parent: ``0`` and then a file
+descriptor ask for a worker that is connected to it, a process number for the death of that worker. Tasks and replies
+are JSON. The parent has a worker killed whose task takes too long; should parent and template be gone, an
 alarm in processor time ends it, and an idle one ends when its connection closes.
 """
 
@@ -16,12 +16,12 @@ import json
 import logging
 import os
 import signal
-import socket
-import struct
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any
 
 _ORPHAN_GRACE_S = 1.0
 """How much processor time beyond the parent's deadline an orphaned worker uses until its alarm kills it."""
@@ -38,7 +38,7 @@ def main(settings_text: str) -> None:
     """Fork workers until the connection closes. ``settings_text``: JSON with path, module, packages and memory_mb."""
     settings = json.loads(settings_text)
     # The connection gets another number, so that a library that reads or prints cannot disturb it.
-    control = socket.socket(fileno=os.dup(0))
+    control = Connection(os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -56,18 +56,14 @@ def main(settings_text: str) -> None:
     logging.disable(logging.CRITICAL)  # log messages of libraries about strange input are not read, and take time
     gc.collect()
     gc.freeze()  # what is shared with the workers is not written to by their collections
-    control.sendall(b"r")
+    control.send_bytes(b"ready")
     workers: set[int] = set()
     try:
         while True:
-            command, descriptors, _, _ = socket.recv_fds(control, 4, 1)
-            while 0 < len(command) < 4:
-                command += control.recv(4 - len(command)) or b"\x00" * 4
-            if not command:
-                break
-            (number,) = struct.unpack(">I", command[:4])
-            if descriptors:
-                control.sendall(struct.pack(">I", _fork(control, descriptors[0], module.TASKS, settings, workers)))
+            number = int(control.recv_bytes())
+            if not number:
+                made = _fork(control, recv_handle(control), module.TASKS, settings, workers)
+                control.send_bytes(str(made).encode())
             elif number in workers:
                 workers.discard(number)
                 _kill(number)
@@ -77,7 +73,7 @@ def main(settings_text: str) -> None:
 
 
 def _fork(
-    control: socket.socket, descriptor: int, tasks: dict[str, Callable[..., Any]], settings: Any, workers: set[int]
+    control: Connection, descriptor: int, tasks: dict[str, Callable[..., Any]], settings: Any, workers: set[int]
 ) -> int:
     """The process number of a new worker; 0 where the system allows no more."""
     try:
@@ -105,13 +101,14 @@ def _kill(worker: int) -> None:
 
 def _serve(descriptor: int, tasks: dict[str, Callable[..., Any]], memory_mb: int) -> None:
     """Run tasks until the connection closes."""
-    requests, replies = os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb")
+    connection = Connection(descriptor)
     _confine(memory_mb)
-    while (request := read_message(requests)) is not None:
+    while True:
+        request = json.loads(connection.recv_bytes())
         signal.setitimer(signal.ITIMER_PROF, request["deadline_s"] + _ORPHAN_GRACE_S)
         reply = _answer(tasks[request["task"]], request["arguments"])
         signal.setitimer(signal.ITIMER_PROF, 0)
-        write_message(replies, reply)
+        connection.send_bytes(json.dumps(reply).encode())
 
 
 def _answer(task: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
@@ -160,25 +157,8 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"a grading worker does no {event}")
 
 
-def read_message(stream: BinaryIO) -> Any:
-    """The next message; ``None`` at the end."""
-    head = stream.read(4)
-    if len(head) < 4:
-        return None
-    (length,) = struct.unpack(">I", head)
-    body = stream.read(length)
-    return json.loads(body) if len(body) == length else None
-
-
-def write_message(stream: BinaryIO, message: Any) -> None:
-    """Write a message at once."""
-    body = json.dumps(message).encode()
-    stream.write(struct.pack(">I", len(body)) + body)
-    stream.flush()
-
-
 if __name__ == "__main__":
     try:
         main(sys.argv[1])
-    except (BrokenPipeError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         os._exit(1)

@@ -30,6 +30,9 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +44,8 @@ _PASSED_VARIABLES = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 """Environment variables that workers inherit."""
 _PATIENCE = 60
 """How many times its deadline a task may take by the clock, on a machine too busy to give it the processor time."""
+_STUCK_S = 300
+"""How long a message may take from its first byte to its last."""
 _SLOW_NICE = 5
 """By how much the priority of slow tasks is lower: beside a busy process they get about a quarter of a processor."""
 
@@ -102,17 +107,15 @@ class _WorkerDied(Exception):
 class _Worker:
     """One process, and the parent's end of its connection."""
 
-    def __init__(self, pid: int, connection: socket.socket) -> None:
+    def __init__(self, pid: int, connection: Connection) -> None:
         self.pid, self.connection, self.used = pid, connection, 0
-        self._data = b""
 
     def send(self, task: str, arguments: list[Any], deadline_s: float) -> None:
         """Give it a task. Raises :class:`_WorkerDied`."""
         self.used += 1
-        body = json.dumps({"task": task, "arguments": arguments, "deadline_s": deadline_s}).encode()
-        self.connection.settimeout(_PATIENCE * deadline_s)
+        body = json.dumps({"task": task, "arguments": arguments, "deadline_s": deadline_s})
         try:
-            self.connection.sendall(struct.pack(">I", len(body)) + body)
+            self.connection.send_bytes(body.encode())
         except (OSError, ValueError) as error:
             raise _WorkerDied from error
 
@@ -120,21 +123,13 @@ class _Worker:
         """The reply, or ``None`` at ``until``; may be called again. Raises :class:`_WorkerDied`."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.connection, selectors.EVENT_READ)
-            while True:
-                wanted = 4 + struct.unpack(">I", self._data[:4])[0] if len(self._data) >= 4 else 4
-                if len(self._data) >= wanted > 4:
-                    message: dict[str, Any] = json.loads(self._data[4:wanted])
-                    self._data = b""
-                    return message
-                if not selector.select(max(0.0, until - time.monotonic())):
-                    return None
-                try:
-                    some = self.connection.recv(1 << 16)
-                except OSError as error:
-                    raise _WorkerDied from error
-                if not some:
-                    raise _WorkerDied
-                self._data += some
+            if not selector.select(max(0.0, until - time.monotonic())):
+                return None
+        try:
+            reply: dict[str, Any] = json.loads(self.connection.recv_bytes())
+        except (OSError, EOFError) as error:
+            raise _WorkerDied from error
+        return reply
 
     def cpu_s(self) -> float:
         """Processor time used so far, until it is collected after its death; the clock where there is no ``/proc``."""
@@ -158,8 +153,8 @@ class _Template:
             "module": settings.module,
             "memory_mb": settings.memory_mb,
         }
-        self._lock = threading.Lock()
-        self.control, theirs = socket.socketpair()
+        self._lock, self._timeout_s = threading.Lock(), settings.start_timeout_s
+        self.control, theirs = Pipe()
         # A file, because a pipe that nobody reads would fill up and block the process.
         with tempfile.TemporaryFile() as errors, theirs:
             self.process = subprocess.Popen(
@@ -173,44 +168,38 @@ class _Template:
                 env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ},
             )
             theirs.close()
-            self.control.settimeout(settings.start_timeout_s)
+            why = f"was not ready within {self._timeout_s:g} s"
             try:
-                ready = self.control.recv(1)
-            except TimeoutError:
-                self.end()
-                raise RollError(f"a grading worker was not ready within {settings.start_timeout_s:g} s") from None
-            except OSError:
-                ready = b""
-            if not ready:
-                self.end()
+                if self.control.poll(self._timeout_s) and self.control.recv_bytes():
+                    return
+            except (OSError, EOFError):
                 errors.seek(0)
                 said = errors.read()[-400:].decode(errors="replace").strip()
-                raise RollError(f"a grading worker did not start: {said or 'it ended at once'}")
+                why = f"did not start: {said or 'it ended at once'}"
+            self.end()
+            raise RollError(f"a grading worker {why}")
 
     def fork(self) -> _Worker:
         """A new worker. Raises OSError or :class:`RollError`."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = _limited_pair()
         try:
             with theirs, self._lock:
-                socket.send_fds(self.control, [struct.pack(">I", 0)], [theirs.fileno()])
-                answer = b""
-                while len(answer) < 4:
-                    some = self.control.recv(4 - len(answer))
-                    if not some:
-                        raise RollError("the process that makes grading workers has ended")
-                    answer += some
-            (pid,) = struct.unpack(">I", answer)
+                self.control.send_bytes(b"0")
+                send_handle(self.control, theirs.fileno(), None)
+                pid = int(self.control.recv_bytes()) if self.control.poll(self._timeout_s) else 0
             if not pid:
                 raise RollError("no grading worker could be made: the system refuses more processes")
-        except BaseException:
+        except BaseException as error:
             ours.close()
+            if isinstance(error, EOFError):
+                raise RollError("the process that makes grading workers has ended") from None
             raise
         return _Worker(pid, ours)
 
     def kill(self, worker: _Worker) -> None:
         """Have a worker killed; it is the template's child, so that its number is not used again before."""
         with contextlib.suppress(OSError), self._lock:
-            self.control.sendall(struct.pack(">I", worker.pid))
+            self.control.send_bytes(str(worker.pid).encode())
         worker.connection.close()
 
     def end(self) -> None:
@@ -221,6 +210,14 @@ class _Template:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def _limited_pair() -> tuple[Connection, socket.socket]:
+    """Two ends of a connection; on ours a process that is stopped holds nobody up for ever, nor a message half sent."""
+    ours, theirs = socket.socketpair()
+    for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        ours.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", _STUCK_S, 0))
+    return Connection(ours.detach()), theirs
 
 
 class WorkerPool:
@@ -303,7 +300,7 @@ class WorkerPool:
                         self._shapes.note(shape, "slow")
         if found.status != "deadline" or left_s <= 0:
             self._shapes.note(shape, "slow" if found.status == "deadline" else "quick")
-            return self._told(found, deadline_s)
+            return found
         if self._shapes.kind(shape) != "endless":
             self._shapes.note(shape, "slow")
         with self._lock:
@@ -322,16 +319,10 @@ class WorkerPool:
             self._shapes.note(shape, "endless")
             self._fast.refuse(shape)
             self._slow.refuse(shape)
-        return self._told(found, deadline_s)
+        return found
 
     def _late(self) -> str:
         return f"no grading worker was free within {self.settings.queue_timeout_s:g} s"
-
-    @staticmethod
-    def _told(found: Outcome, deadline_s: float) -> Outcome:
-        if found.status != "deadline":
-            return found
-        return Outcome(status="deadline", detail=f"not graded within {deadline_s:g} s of processor time")
 
     def _work(
         self, task: str, arguments: list[Any], pass_s: float, deadline_s: float, *, slow: bool = False
@@ -368,7 +359,7 @@ class WorkerPool:
                 return Outcome(status="unavailable", detail="this pool of grading workers is closed")
             # One that used up its time may have been ended by its own alarm.
             if used >= pass_s:
-                return Outcome(status="deadline")
+                return Outcome(status="deadline", detail=f"not graded within {deadline_s:g} s of processor time")
             if not died:
                 said = f"used {used:.1f} s of processor time in {_PATIENCE * deadline_s:.0f} s"
                 return Outcome(status="unavailable", detail=f"the machine is too busy: a grading worker {said}")

@@ -119,6 +119,7 @@ def test_fences_with_wrong_options() -> None:
         ('```json\n{"a": 1}\n```', True),
         ("~~~\n[]\n~~~\n", True),
         ("```json\n{}", False),
+        ("```json\n{}\n`````", True),  # a longer fence closes, too
         ('Here: {"a": 1}', False),
         ('{"a": 1} and more', False),
         ("{'a': 1}", False),

@@ -71,6 +71,12 @@ def test_recorded_pairs(math: Any, shared_dir: Path) -> None:
         assert [p for p, passed in found if passed != p["equal"]] == [], frame
 
 
+def test_a_joint_without_spaces_joins_as_well(math: Any) -> None:
+    assert judged(math, "x=2, x=1", "x=1 \\text{or} x=2")
+    assert judged(math, "x=2 \\text{or} x=1", "x=1, x=2")
+    assert not judged(math, "x=1 \\text{or} x=3", "x=1, x=2")
+
+
 def test_several_references(math: Any) -> None:
     assert judged(math, "0.5", ["7", "\\frac12"])
     assert not judged(math, "0.6", ["7", "\\frac12"])

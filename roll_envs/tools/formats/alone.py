@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from roll_envs.errors import ConfigError
-from roll_envs.tools.formats.marked import MARKS, marked_calls
+from roll_envs.tools.formats.forms import FORMS
+from roll_envs.tools.formats.marked import marked_calls
 from roll_envs.tools.formats.reading import (
     Call,
     call_of,
@@ -25,7 +26,7 @@ from roll_envs.tools.formats.reading import (
 from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
 
 _LLAMA_TAG = "<|python_tag|>"
-_LLAMA_FORM = '{"name": ..., "parameters": {...}}'
+_LLAMA_FORM = FORMS["llama3"].form
 # Special tokens at the end, where decoding has not left them out.
 _ENDS = re.compile(r"(?:\s|<\|eom_id\|>|<\|eot_id\|>)*\Z")
 _BUILT_IN = re.compile(r"\s*([A-Za-z_]\w{0,100})\.call\(")
@@ -42,21 +43,18 @@ def llama_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
     if tag:
         return _tagged(behind, specs)
     if "<function=" in text:
-        return marked_calls(text, MARKS["llama3-function"])
+        return marked_calls(text, specs, FORMS["llama3-function"])
     start = skip_space(text, 0)
     return _objects(text, start) if text.startswith("{", start) else ()
 
 
 def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
     start = skip_space(text, 0)
-    if text.startswith("{", start):
-        read = read_json(text, start)
-        # A dict literal is Python code too: only an object that has a name, or seems meant to have one, is a call.
-        if (not read.problem and isinstance(read.value, dict) and "name" in read.value) or (
-            read.problem and looks_like_a_call(text, start)
-        ):
-            yield from _objects(text, start)
-            return
+    # A dict literal is Python code too: only an object that has a name, or seems meant to have one, is a call.
+    calls = list(_objects(text, start)) if text.startswith("{", start) else []
+    if calls:
+        yield from calls
+        return
     # Only the end is searched, which keeps the time linear in the text.
     code = re.sub(r"(?:<\|eom_id\|>|<\|eot_id\|>)\s*\Z", "", text[-200:])
     code = (text[:-200] + code).strip("\r\n")
@@ -95,20 +93,20 @@ def _objects(text: str, at: int) -> Iterator[Call]:
 def mistral_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
     """``[TOOL_CALLS]`` and what follows it; or a JSON list of calls that is the whole answer, since decoding usually
     leaves that token out."""
-    marks, start = MARKS["mistral"], skip_space(text, 0)
+    form, start = FORMS["mistral"], skip_space(text, 0)
     if "[TOOL_CALLS]" in text:
-        return marked_calls(text, marks)
+        return marked_calls(text, specs, form)
     if not re.compile(r"\[\s*\{").match(text, start):
         return ()
     read = read_json(text, start)
     if read.problem:
-        bad = BadCall(reason=f"the list of calls is malformed: {read.problem}; write {marks.form}")
+        bad = BadCall(reason=f"the list of calls is malformed: {read.problem}; write {form.form}")
         return (bad,) if looks_like_a_call(text, start) else ()
     named = isinstance(read.value[0], dict) and "name" in read.value[0]
-    return calls_of_list(read.value, marks.form) if named and skip_space(text, read.end) == len(text) else ()
+    return calls_of_list(read.value, form.form) if named and skip_space(text, read.end) == len(text) else ()
 
 
-OPENAI_FORM = '{"tool_calls": [{"type": "function", "function": {"name": ..., "arguments": "{...}"}}]}'
+_OPENAI_FORM = FORMS["openai"].form
 
 
 def openai_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
@@ -120,21 +118,21 @@ def openai_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
     if read.problem:
         # A broken message must name its calls soon to be taken for one.
         meant = '"tool_calls"' in text[start : start + 400] or looks_like_a_call(text, start)
-        return (BadCall(reason=f"the message is malformed: {read.problem}; write {OPENAI_FORM}"),) if meant else ()
+        return (BadCall(reason=f"the message is malformed: {read.problem}; write {_OPENAI_FORM}"),) if meant else ()
     calls = read.value.get("tool_calls")
     # Servers write null or an empty list where there is no call.
     if calls is None:
         return ()
     if skip_space(text, read.end) < len(text):
-        return (BadCall(reason=f"nothing may follow the message; write {OPENAI_FORM}"),)
+        return (BadCall(reason=f"nothing may follow the message; write {_OPENAI_FORM}"),)
     if not isinstance(calls, list):
-        return (BadCall(reason=f"'tool_calls' must be a list; write {OPENAI_FORM}"),)
-    return calls_of_list(calls, OPENAI_FORM) if calls else ()
+        return (BadCall(reason=f"'tool_calls' must be a list; write {_OPENAI_FORM}"),)
+    return calls_of_list(calls, _OPENAI_FORM) if calls else ()
 
 
 _FENCE = "```"
 _OPENING = re.compile(r"^```tool[ \t]*\r?\n", re.MULTILINE)
-FENCED_FORM = '```tool\n{"name": ..., "arguments": {...}}\n```'
+_FENCED_FORM = FORMS["fenced"].form
 
 
 def fenced_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
@@ -143,22 +141,22 @@ def fenced_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
     while opening is not None:
         at = skip_space(text, opening.end())
         if text.startswith(_FENCE, at):
-            yield BadCall(reason=f"the block is empty; write\n{FENCED_FORM}")
+            yield BadCall(reason=f"the block is empty; write\n{_FENCED_FORM}")
         while at < len(text) and not text.startswith(_FENCE, at):
             read = read_json(text, at)
             at = skip_space(text, read.end)
             if read.problem:
-                yield BadCall(reason=f"the block is malformed: {read.problem}; write\n{FENCED_FORM}")
+                yield BadCall(reason=f"the block is malformed: {read.problem}; write\n{_FENCED_FORM}")
                 break
             if at < len(text) and not text.startswith((_FENCE, "{"), at):
-                yield BadCall(reason=f"{clip(text[at : at + 20])!r} follows a call; write\n{FENCED_FORM}")
+                yield BadCall(reason=f"{clip(text[at : at + 20])!r} follows a call; write\n{_FENCED_FORM}")
                 break
-            yield call_of(read.value, FENCED_FORM)
+            yield call_of(read.value, _FENCED_FORM)
         # From where reading stopped, so that every character is read once.
         opening = _OPENING.search(text, at)
 
 
-_PYTHONIC_FORM = "[NAME(KEY=VALUE, ...)]"
+_PYTHONIC_FORM = FORMS["llama-pythonic"].form
 _MOST_CHARS = 20_000
 """Python's own parser is slow on long texts."""
 _LIST = re.compile(r"\[\s*[A-Za-z_][\w.]{0,200}\s*\(")

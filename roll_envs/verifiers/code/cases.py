@@ -122,9 +122,9 @@ def _read(reference: Any, from_json: bool) -> Plan:
 def _read_tests(reference: Mapping[Any, Any], from_json: bool) -> Plan:
     plan = Plan()
     if _has(reference, "inputs") or _has(reference, "outputs"):
-        plan = _inputs(reference, reference.get("inputs"), reference.get("outputs"), from_json)
+        plan = _inputs(reference, reference.get("inputs"), reference.get("outputs"))
     elif isinstance(reference.get("input"), list | tuple):
-        plan = _inputs(reference, reference["input"], reference.get("output"), from_json)
+        plan = _inputs(reference, reference["input"], reference.get("output"))
     if reference.get("calls"):
         return Plan(calls=tuple(_call(item, from_json) for item in reference["calls"]))
     if reference.get("stdin"):
@@ -136,13 +136,9 @@ def _read_tests(reference: Mapping[Any, Any], from_json: bool) -> Plan:
     # The column is test_list in MBPP and test in HumanEval.
     for key in _CODE_KEYS:
         if reference.get(key):
-            found = reference[key]
-            if isinstance(found, str) and found.lstrip()[:1] in ("{", "["):
-                unpacked, is_json = _unpacked(found)
-                if is_json:
-                    return _part(unpacked, reference, True)
-            if isinstance(found, Mapping) or not all(isinstance(text, str) for text in found):
-                return _part(found, reference, from_json)
+            found, is_json = _unpacked(reference[key]) if isinstance(reference[key], str) else (reference[key], False)
+            if is_json or isinstance(found, Mapping) or not all(isinstance(text, str) for text in found):
+                return _part(found, reference, from_json or is_json)
             asserts = (found,) if isinstance(found, str) else tuple(found)
             setup = _text(reference, "test_setup_code") or _text(reference, "setup")
             imports = reference.get("test_imports") or ()
@@ -227,7 +223,7 @@ def _run(item: Any) -> Run:
     return Run(stdin=_lines(item.get("input", "")), output=_lines(item["output"]))
 
 
-def _inputs(reference: Mapping[Any, Any], inputs: Any, outputs: Any, from_json: bool) -> Plan:
+def _inputs(reference: Mapping[Any, Any], inputs: Any, outputs: Any) -> Plan:
     usable = all(isinstance(part, Sequence) and not isinstance(part, str) for part in (inputs, outputs))
     if not usable or len(inputs) != len(outputs):
         raise Unusable("'inputs' and 'outputs' must be lists of the same length")

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,11 @@ class Jail:
         self._name, self.mark = f"_judge_{secrets.token_hex(8)}", secrets.token_hex(8)
         self.wall_s, self.memory_mb = 0.0, 0.0
 
-    def start(self, modules: tuple[str, ...], made: str, *, identity: str, wall_s: float) -> None:
-        """Load the modules and make the object, whose source text may use ``mark`` and ``identity``."""
-        loader = _LOADER.format(name=self._name, modules=_sources(modules), magic=_MAGIC, made=made)
+    def start(self, made: str, *given: str, modules: tuple[str, ...], wall_s: float) -> None:
+        """Load the modules and make the object: ``made`` of the last one, of the mark, ``given`` and an identity."""
+        identity = secrets.token_hex(16)
+        source = f"{self._name}['{_PACKAGE}.{modules[-1]}'].{made}{(self.mark, *given, identity)!r}"
+        loader = _LOADER.format(name=self._name, modules=_sources(modules), magic=_MAGIC, made=source)
         self._run(loader, identity, wall_s)
 
     def step(self, given: str, wall_s: float, *, method: str = "step") -> tuple[bytes, bytes]:
@@ -129,17 +131,20 @@ def _ending(result: RunResult) -> tuple[str, str]:
     return "exit", "the code ended its process instead of answering"
 
 
+@dataclass(kw_only=True, eq=False)
 class Testing:
     """One run of the tests of a row against one answer."""
 
-    def __init__(
-        self, answers: Sandbox, tests: Sandbox, limits: Limits, *, total_s: float, most_s: float, keep: bool = False
-    ) -> None:
-        """``keep``: whether ``tests`` is the one sandbox whose jails are used for one answer after another."""
-        self._keep = keep
-        self._answers, self._tests, self._limits = answers, tests, limits
-        self._total_s, self._most_s = total_s, most_s
-        self._until = time.monotonic() + total_s
+    answers: Sandbox
+    tests: Sandbox
+    limits: Limits
+    total_s: float
+    most_s: float
+    keep: bool
+    """Whether ``tests`` is the one sandbox whose jails are used for one answer after another."""
+
+    def __post_init__(self) -> None:
+        self._until = time.monotonic() + self.total_s
         self._answer: Jail | None = None
         self._loaded: Future[Jail] | None = None
         self._source = ""
@@ -151,7 +156,7 @@ class Testing:
         self._source = source
         with ThreadPoolExecutor(1, thread_name_prefix="judge-load") as self._beside:
             try:
-                return self._converse(self._tests, plan, "", self._load_beside)
+                return self._converse(self.tests, plan, "", self._load_beside)
             finally:
                 self._drop_answer()
 
@@ -169,33 +174,32 @@ class Testing:
 
     def control(self, plan: dict[str, Any]) -> dict[str, Any]:
         """The same tests with an answer whose values allow everything."""
-        self._until = max(self._until, time.monotonic() + self._most_s)
-        return self._converse(self._tests, plan, ", control=True")
+        self._until = max(self._until, time.monotonic() + self.most_s)
+        return self._converse(self.tests, plan, ", control=True")
 
     def beside(self, source: str, plan: dict[str, Any]) -> dict[str, Any]:
         """The same tests in the answer's jail."""
-        self._until = max(self._until, time.monotonic() + self._most_s)
-        return self._converse(self._answers, plan, f", answer={source!r}")
+        self._until = max(self._until, time.monotonic() + self.most_s)
+        return self._converse(self.answers, plan, f", answer={source!r}")
 
     def _converse(
         self, sandbox: Sandbox, plan: dict[str, Any], how: str, meanwhile: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """``meanwhile`` is called when the jail of the tests is there."""
-        keep = self._keep and sandbox is self._tests
+        keep = self.keep and sandbox is self.tests
         given = f"{plan!r}{how}"
-        tests, said = _take_idle() if keep else None, None
-        if tests is None:
-            tests = self._tests_jail(sandbox)
-            meanwhile()
-        else:
-            meanwhile()
+        waiting = _take_idle() if keep else None
+        tests = waiting or self._tests_jail(sandbox)
+        meanwhile()
+        try:
             try:
                 said = tests.step(given, self._left(), method="start")
-            except SandboxError:  # it was lost while it waited
-                tests.close()
+            except SandboxError:
+                if waiting is None:
+                    raise
+                tests.close()  # it was lost while it waited
                 tests = self._tests_jail(sandbox)
-        try:
-            said = said or tests.step(given, self._left(), method="start")
+                said = tests.step(given, self._left(), method="start")
             kind, content = _said(said)
             while kind != "done":
                 if kind == "ask":
@@ -218,19 +222,16 @@ class Testing:
         return found
 
     def _tests_jail(self, sandbox: Sandbox) -> Jail:
-        limits = self._limits if sandbox is self._answers else replace(self._limits, memory_mb=_TESTS_MB)
+        limits = self.limits if sandbox is self.answers else replace(self.limits, memory_mb=_TESTS_MB)
         started = time.monotonic()
         tests = Jail(sandbox, limits)
-        identity = secrets.token_hex(16)
-        ready = f"__import__('os').write(1, {_mark(tests, identity)!r})"
-        made = f"{tests._name}['{_PACKAGE}.tests'].Template({tests.mark!r})\n{ready}"
         modules = ("values", "reading", "proxies", "compare", "stand_ins", "pytest_run", "tests")
-        tests.start(modules, made, identity=identity, wall_s=_LOAD_S)
+        tests.start("Template", modules=modules, wall_s=_LOAD_S)
         self._until += time.monotonic() - started
         return tests
 
     def _left(self) -> float:
-        return min(self._most_s, self._until + GRACE_S - time.monotonic())
+        return min(self.most_s, self._until + GRACE_S - time.monotonic())
 
     def _batch(self, requests: bytes) -> list[str]:
         """Replies to requests that are made one after the other; fewer where they are too long together."""
@@ -251,13 +252,13 @@ class Testing:
                 loaded, self._loaded = self._loaded, None
                 self._answer = loaded.result()
             if not self.asked:
-                self._until = time.monotonic() + self._total_s
+                self._until = time.monotonic() + self.total_s
             self.asked += 1
             if self._until - time.monotonic() <= 0:
                 raise JailEnded("skipped", "the time for all tests was over")
             if self._answer is None:
                 self._answer = self._load()
-            line, printed = self._answer.step(repr(request.decode()), self._limits.wall_s)
+            line, printed = self._answer.step(repr(request.decode()), self.limits.wall_s)
             head["printed"] = printed.decode(errors="replace")
             head |= {"time_s": self._answer.wall_s, "memory_mb": self._answer.memory_mb}
         except JailEnded as ended:
@@ -269,22 +270,17 @@ class Testing:
         if self._ended is not None:  # it ends with each try
             raise self._ended
         started = time.monotonic()
-        jail = Jail(self._answers, self._limits)
+        jail = Jail(self.answers, self.limits)
         # The wait for a free slot is not time of the answer.
         self._until += time.monotonic() - started
-        identity = secrets.token_hex(16)
-        made = f"{jail._name}['{_PACKAGE}.answer'].Answer({jail.mark!r}, {self._source!r}, {identity!r})"
+        modules = ("values", "preamble", "answer")
         try:
-            jail.start(("values", "preamble", "answer"), made, identity=identity, wall_s=self._limits.wall_s)
+            jail.start("Answer", self._source, modules=modules, wall_s=self.limits.wall_s)
         except BaseException as error:
             jail.close()
             self._ended = error if isinstance(error, JailEnded) else None
             raise
         return jail
-
-
-def _mark(jail: Jail, identity: str) -> bytes:
-    return f"\n{jail.mark}{identity}ready\n".encode()
 
 
 _idle: list[tuple[int, Jail]] = []

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, RollError, check_number
+from roll_envs.errors import ConfigError, RollError, check_number, check_one_of
 from roll_envs.sandbox import COMPILED, LANGUAGES, Language, Limits, Program, Sandbox, explained, make_sandbox
 from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside.values import encode
@@ -55,6 +55,7 @@ class CaseResult:
         return self.status == "ok"
 
 
+@dataclass(kw_only=True, eq=False)
 class CodeVerifier:
     """Judges the code in an answer by the tests of the reference (see :mod:`roll_envs.verifiers.code.cases`).
 
@@ -69,40 +70,33 @@ class CodeVerifier:
     compare by its own classes; such a score says ``can_be_cheated``.
     """
 
-    def __init__(
-        self,
-        *,
-        sandbox: Sandbox | str = "local",
-        sandbox_kwargs: Mapping[str, Any] | None = None,
-        language: Language = "python",
-        tests_sandbox: Sandbox | str | None = None,
-        credit: Literal["all", "partial"] = "all",
-        comparison: Literal["tolerant", "exact"] = "tolerant",
-        tolerance: float | None = None,
-        tests_inside: bool = False,
-        time_s: float = 5.0,
-        memory_mb: int = 512,
-        compile_s: float = 30.0,
-        total_s: float = 60.0,
-        wait_s: float = 60.0,
-    ) -> None:
-        _check_one_of("language", language, LANGUAGES)
-        _check_one_of("credit", credit, ("all", "partial"))
-        _check_one_of("comparison", comparison, ("tolerant", "exact"))
-        seconds = {"time_s": time_s, "compile_s": compile_s, "total_s": total_s, "wait_s": wait_s}
-        for name, value in (*seconds.items(), ("memory_mb", memory_mb)):
-            check_number(name, value, lambda n: 0 < n <= 1e6, "a number above 0")
-        if tolerance is not None and (isinstance(tolerance, bool) or not 0 <= tolerance < 1):
-            raise ConfigError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
-        if not isinstance(sandbox, Sandbox | str):
-            raise ConfigError(f"sandbox must be a Sandbox or the name of a backend, not {sandbox!r}")
-        if not isinstance(tests_sandbox, Sandbox | str | None):
-            raise ConfigError(f"tests_sandbox must be a Sandbox or the name of a backend, not {tests_sandbox!r}")
-        self._tests_sandbox = tests_sandbox
-        self._sandbox, self._sandbox_kwargs = sandbox, dict(sandbox_kwargs or {})
-        self.language, self.credit, self.comparison, self.tolerance = language, credit, comparison, tolerance
-        self.tests_inside, self.total_s, self.wait_s = bool(tests_inside), float(total_s), float(wait_s)
-        self.limits = Limits(wall_s=float(time_s), memory_mb=int(memory_mb), compile_s=float(compile_s))
+    sandbox: Sandbox | str = "local"
+    sandbox_kwargs: Mapping[str, Any] | None = None
+    language: Language = "python"
+    tests_sandbox: Sandbox | str | None = None
+    credit: Literal["all", "partial"] = "all"
+    comparison: Literal["tolerant", "exact"] = "tolerant"
+    tolerance: float | None = None
+    tests_inside: bool = False
+    time_s: float = 5.0
+    memory_mb: int = 512
+    compile_s: float = 30.0
+    total_s: float = 60.0
+    wait_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_one_of("language", self.language, LANGUAGES)
+        check_one_of("credit", self.credit, ("all", "partial"))
+        check_one_of("comparison", self.comparison, ("tolerant", "exact"))
+        for name in ("time_s", "compile_s", "total_s", "wait_s", "memory_mb"):
+            check_number(name, getattr(self, name), lambda n: 0 < n <= 1e6, "a number above 0")
+        if self.tolerance is not None:
+            check_number("tolerance", self.tolerance, lambda n: 0 <= n < 1, "at least 0 and below 1")
+        if not isinstance(self.sandbox, Sandbox | str):
+            raise ConfigError(f"sandbox must be a Sandbox or the name of a backend, not {self.sandbox!r}")
+        if not isinstance(self.tests_sandbox, Sandbox | str | None):
+            raise ConfigError(f"tests_sandbox must be a Sandbox or the name of a backend, not {self.tests_sandbox!r}")
+        self.limits = Limits(wall_s=self.time_s, memory_mb=int(self.memory_mb), compile_s=self.compile_s)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         try:
@@ -138,7 +132,7 @@ class CodeVerifier:
             if not re.search(rf"^\s*(import|from)\s+{missing[1]}\b", source, re.MULTILINE):
                 continue
             look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({missing[1]!r}) is not None)"
-            sandbox = _made(self._sandbox, self._sandbox_kwargs)
+            sandbox = _made(self.sandbox, self.sandbox_kwargs)
             if sandbox.run(Program(source=look), timeout_s=self.wait_s).ok:
                 raise Unusable(f"module {missing[1]!r}, which the program imports, is missing in its sandbox")
             return
@@ -150,7 +144,7 @@ class CodeVerifier:
 
     def _runs(self, source: str, plan: Plan) -> list[CaseResult]:
         until = time.monotonic() + self.total_s
-        made, checks = _made(self._sandbox, self._sandbox_kwargs), plan.checker
+        made, checks = _made(self.sandbox, self.sandbox_kwargs), plan.checker
 
         def judge(numbered: tuple[int, Run]) -> CaseResult:
             number, test = numbered
@@ -204,21 +198,16 @@ class CodeVerifier:
     # -- calls and test code -------------------------------------------------------------------------------------------
 
     def _tests_made(self) -> Sandbox:
-        return _made(self._tests_sandbox, {}) if self._tests_sandbox is not None else _tests_jail()
+        return _made(self.tests_sandbox) if self.tests_sandbox is not None else _tests_jail()
 
     def _tests(self, source: str, plan: Plan) -> list[CaseResult]:
         orders = _orders(plan, self.tolerance or 0.0)
-        answers = _made(self._sandbox, self._sandbox_kwargs)
+        answers = _made(self.sandbox, self.sandbox_kwargs)
         # The jail of the tests is taken first, and none who holds one of the answer's waits for it.
-        most_s = max(2.0, self.limits.wall_s)
         testing = Testing(
-            answers,
-            self._tests_made(),
-            self.limits,
-            total_s=self.total_s,
-            most_s=most_s,
-            keep=self._tests_sandbox is None,
-        )
+            answers=answers, tests=self._tests_made(), limits=self.limits, total_s=self.total_s,
+            most_s=max(2.0, self.limits.wall_s), keep=self.tests_sandbox is None,
+        )  # fmt: skip
         beside = False
         try:
             found = testing.run(source, orders)
@@ -316,20 +305,16 @@ def _encoded(value: Any) -> list[Any]:
         raise Unusable(str(error)) from None
 
 
-def _check_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-
-
 _sandboxes: dict[str, Sandbox] = {}
 _sandboxes_lock = threading.Lock()
 
 
-def _made(sandbox: Sandbox | str, kwargs: Mapping[str, Any]) -> Sandbox:
+def _made(sandbox: Sandbox | str, given: Mapping[str, Any] | None = None) -> Sandbox:
     """The sandbox itself, or the one of this process for a name and its arguments."""
     if isinstance(sandbox, Sandbox):
         return sandbox
     # Arguments may be lists or mappings, which cannot be keys themselves.
+    kwargs = dict(given or {})
     key = f"{sandbox}|{sorted(kwargs.items())!r}"
     with _sandboxes_lock:
         if key not in _sandboxes:

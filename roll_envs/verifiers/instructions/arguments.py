@@ -1,4 +1,7 @@
-"""The keyword arguments of one instruction, read with their types.
+"""The keyword arguments of one instruction, read with their types; and kinds of instructions made of functions.
+
+A kind is a function from the text and the instruction's arguments, each annotated with how it is read
+(:data:`Whole`, :data:`Text`, ...), to whether the text follows it; :func:`kind_of` makes a :data:`MakeCheck` of it.
 
 ``None`` counts as missing: data sets that keep all instructions in the same columns fill the others with it, and for
 the same reason whole numbers may come as floats.
@@ -6,10 +9,12 @@ the same reason whole numbers may come as floats.
 
 from __future__ import annotations
 
+import functools
+import typing
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from roll_envs.errors import ConfigError, nearest
+from roll_envs.errors import ConfigError, did_you_mean
 
 
 class Arguments:
@@ -54,12 +59,8 @@ class Arguments:
         """Raise for an argument that was not read: the row asks for more than would be checked."""
         for name in self._arguments:
             if name not in self._read:
-                close = nearest(name, self._read, 1)
-                hint = (
-                    f"; did you mean {close[0]!r}?"
-                    if close
-                    else f"; it takes {', '.join(sorted(self._read)) or 'none'}"
-                )
+                known = f"; it takes {', '.join(sorted(self._read)) or 'none'}"
+                hint = did_you_mean(name, self._read) or known
                 raise ConfigError(f"{self.instruction}: there is no argument {name!r}{hint}")
 
     def _take(self, name: str) -> Any:
@@ -73,3 +74,26 @@ Check = Callable[[str], bool]
 """Whether a text follows an instruction."""
 MakeCheck = Callable[[Arguments], Check]
 """One kind of instruction: reads its arguments and gives the check. Raises what :class:`Arguments` raises."""
+
+RELATIONS = ("less than", "at least")
+Whole = Annotated[int, Arguments.whole]
+Positive = Annotated[int, lambda arguments, name: arguments.whole(name, 1)]
+Text = Annotated[str, Arguments.text]
+Lower = Annotated[str, lambda arguments, name: arguments.text(name).lower()]
+"""A text in small letters."""
+Texts = Annotated[list[str], Arguments.texts]
+Relation = Annotated[str, lambda arguments, name: arguments.choice(name, RELATIONS)]
+
+
+def kind_of(follows: Callable[..., bool]) -> MakeCheck:
+    """The kind of instruction that a function of a text and of annotated arguments checks."""
+    hints = typing.get_type_hints(follows, include_extras=True)
+    readers = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+    return lambda arguments: functools.partial(
+        follows, **{name: read(arguments, name) for name, read in readers.items()}
+    )
+
+
+def holds(count: int, relation: str, threshold: int) -> bool:
+    """Whether a count is ``relation`` (one of :data:`RELATIONS`) ``threshold``."""
+    return count < threshold if relation == "less than" else count >= threshold

@@ -7,8 +7,9 @@ import itertools
 import re
 import string
 from collections import Counter
+from collections.abc import Callable
 
-from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
+from roll_envs.verifiers.instructions.arguments import Lower, Positive, Text, Whole
 from roll_envs.verifiers.instructions.text import count_words, split_sentences
 
 _SIGNS = string.punctuation + " "
@@ -28,34 +29,29 @@ def _bare_words(text: str) -> list[str]:
     return text.translate(_NO_SIGNS).lower().split()
 
 
-def word_count_range(arguments: Arguments) -> Check:
+def word_count_range(text: str, min_words: Whole, max_words: Whole) -> bool:
     """``min_words`` to ``max_words`` words."""
-    low, high = arguments.whole("min_words"), arguments.whole("max_words")
-    return lambda text: low <= count_words(text) <= high
+    return min_words <= count_words(text) <= max_words
 
 
-def unique_word_count(arguments: Arguments) -> Check:
+def unique_word_count(text: str, N: Whole) -> bool:
     """At least ``N`` different words, ignoring case and punctuation around them."""
-    wanted = arguments.whole("N")
-    return lambda text: len({word.strip(_SIGNS) for word in text.lower().split()}) >= wanted
+    return len({word.strip(_SIGNS) for word in text.lower().split()}) >= N
 
 
-def conjunctions(arguments: Arguments) -> Check:
+def conjunctions(text: str, small_n: Whole) -> bool:
     """At least ``small_n`` different ones of and, but, for, nor, or, so, yet."""
-    wanted = arguments.whole("small_n")
-    return lambda text: len({word.strip(_SIGNS).lower() for word in text.split()} & _CONJUNCTIONS) >= wanted
+    return len({word.strip(_SIGNS).lower() for word in text.split()} & _CONJUNCTIONS) >= small_n
 
 
-def numbers(arguments: Arguments) -> Check:
+def numbers(text: str, N: Whole) -> bool:
     """Exactly ``N`` numbers; punctuation inside (``1,000.5``) does not split them."""
-    wanted = arguments.whole("N")
-    return lambda text: len(re.findall(r"\d+", text.translate(_NO_SIGNS))) == wanted
+    return len(re.findall(r"\d+", text.translate(_NO_SIGNS))) == N
 
 
-def pronouns(arguments: Arguments) -> Check:
+def pronouns(text: str, N: Whole) -> bool:
     """At least ``N`` personal pronouns."""
-    wanted = arguments.whole("N")
-    return lambda text: sum(word in _PRONOUNS for word in _bare_words(text.replace("/", " "))) >= wanted
+    return sum(word in _PRONOUNS for word in _bare_words(text.replace("/", " "))) >= N
 
 
 def punctuation(text: str) -> bool:
@@ -64,21 +60,18 @@ def punctuation(text: str) -> bool:
     return mark is not None and set(".,!?;:") <= set(text.replace(mark, "", 1))
 
 
-def keywords_multiple(arguments: Arguments) -> Check:
+def keywords_multiple(
+    text: str, keyword1: Lower, keyword2: Lower, keyword3: Lower, keyword4: Lower, keyword5: Lower
+) -> bool:
     """``keyword1`` to ``keyword5`` occur 1, 2, 3, 5 and 7 times, in any case."""
-    keys = [(arguments.text(f"keyword{n}").lower(), count) for n, count in enumerate((1, 2, 3, 5, 7), 1)]
-    return lambda text: all(text.lower().count(word) == count for word, count in keys)
+    counts = [text.lower().count(word) for word in (keyword1, keyword2, keyword3, keyword4, keyword5)]
+    return counts == [1, 2, 3, 5, 7]
 
 
-def overlap(arguments: Arguments) -> Check:
+def overlap(text: str, percentage: Whole, reference_text: Text) -> bool:
     """``percentage`` of the character trigrams are also in ``reference_text``, within 2 points."""
-    percentage, reference = arguments.whole("percentage"), _threes(arguments.text("reference_text"))
-
-    def check(text: str) -> bool:
-        runs = _threes(text)
-        return bool(runs) and abs(100 * len(runs & reference) / len(runs) - percentage) <= 2
-
-    return check
+    runs = _threes(text)
+    return bool(runs) and abs(100 * len(runs & _threes(reference_text)) / len(runs) - percentage) <= 2
 
 
 def _threes(text: str) -> set[str]:
@@ -113,10 +106,9 @@ def prime_lengths(text: str) -> bool:
     return all(len(word) in _PRIMES for word in _bare_words(text))
 
 
-def repeats(arguments: Arguments) -> Check:
+def repeats(text: str, small_n: Whole) -> bool:
     """No word occurs more than ``small_n`` times."""
-    most = arguments.whole("small_n")
-    return lambda text: max(Counter(_bare_words(text)).values(), default=0) <= most
+    return max(Counter(_bare_words(text)).values(), default=0) <= small_n
 
 
 def no_consecutive(text: str) -> bool:
@@ -150,16 +142,13 @@ def parentheses(text: str) -> bool:
     return False
 
 
-def options(arguments: Arguments) -> Check:
+def options(text: str, options: Text) -> bool:
     """The answer is one of ``options`` (a text with ``/``, ``or`` or commas between them); letters to the sign."""
-    listed = arguments.text("options")
-    exact = re.match(r"\W*a\W*b\W*c\W*", listed, re.IGNORECASE) is not None
-    separator = "/" if "/" in listed else "or" if "or" in listed else ","
-    allowed = [option.strip() for option in listed.split(separator)]
-    if exact:
-        return lambda text: text in allowed
-    plain = {option.strip(_SIGNS).lower() for option in allowed}
-    return lambda text: text.strip(_SIGNS).lower() in plain
+    separator = "/" if "/" in options else "or" if "or" in options else ","
+    allowed = [option.strip() for option in options.split(separator)]
+    if re.match(r"\W*a\W*b\W*c\W*", options, re.IGNORECASE):
+        return text in allowed
+    return text.strip(_SIGNS).lower() in {option.strip(_SIGNS).lower() for option in allowed}
 
 
 def newline(text: str) -> bool:
@@ -168,10 +157,9 @@ def newline(text: str) -> bool:
     return sum(line != "" for line in bare.split("\n")) == len(bare.split())
 
 
-def marked_list(arguments: Arguments) -> Check:
+def marked_list(text: str, sep: Text) -> bool:
     """``sep`` occurs at least twice."""
-    mark = arguments.text("sep")
-    return lambda text: text.count(mark) >= 2
+    return text.count(sep) >= 2
 
 
 def output_template(text: str) -> bool:
@@ -184,30 +172,22 @@ def no_whitespace(text: str) -> bool:
     return not any(map(str.isspace, text))
 
 
-def sentence_keyword(arguments: Arguments) -> Check:
+def sentence_keyword(text: str, word: Lower, N: Positive) -> bool:
     """``word`` occurs in the ``N``-th sentence, in any case."""
-    word, place = arguments.text("word").lower(), arguments.whole("N", 1)
-
-    def check(text: str) -> bool:
-        sentences = split_sentences(text)
-        return len(sentences) >= place and word in sentences[place - 1].lower()
-
-    return check
+    return word in "".join(split_sentences(text)[N - 1 : N]).lower()
 
 
-def repeat_change(arguments: Arguments) -> Check:
+def repeat_change(text: str, prompt_to_repeat: Text) -> bool:
     """The answer is ``prompt_to_repeat`` with another first word."""
-    wanted = arguments.text("prompt_to_repeat")
-    return lambda text: text != wanted and text.split()[1:] == wanted.split()[1:]
+    return text != prompt_to_repeat and text.split()[1:] == prompt_to_repeat.split()[1:]
 
 
-def repeat_span(arguments: Arguments) -> Check:
+def repeat_span(text: str, prompt_to_repeat: Lower, n_start: Whole, n_end: Positive) -> bool:
     """The answer is words ``n_start`` (from 0) up to, not with, ``n_end`` of ``prompt_to_repeat``, in any case."""
-    words = arguments.text("prompt_to_repeat").lower().split()[arguments.whole("n_start") : arguments.whole("n_end", 1)]
-    return lambda text: text.lower().split() == words
+    return text.lower().split() == prompt_to_repeat.split()[n_start:n_end]
 
 
-IFBENCH: dict[str, MakeCheck] = {
+IFBENCH: dict[str, Callable[..., bool]] = {
     "count:word_count_range": word_count_range,
     "count:unique_word_count": unique_word_count,
     "count:conjunctions": conjunctions,
@@ -221,8 +201,6 @@ IFBENCH: dict[str, MakeCheck] = {
     "sentence:keyword": sentence_keyword,
     "repeat:repeat_change": repeat_change,
     "repeat:repeat_span": repeat_span,
-}
-IFBENCH_PLAIN: dict[str, Check] = {
     "count:punctuation": punctuation,
     "words:alphabet": alphabet,
     "words:vowel": vowel,

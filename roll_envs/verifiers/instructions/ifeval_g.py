@@ -7,11 +7,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from typing import Annotated
 
-from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
-from roll_envs.verifiers.instructions.keywords import RELATIONS, counted, frequency, letter_frequency
+from roll_envs.verifiers.instructions.arguments import Lower, Positive, Relation, Text, Whole, holds
+from roll_envs.verifiers.instructions.keywords import frequency, letter_frequency, number_paragraphs
 from roll_envs.verifiers.instructions.text import split_sentences, tokens
 
+Verbatim = Annotated[str, lambda arguments, name: arguments.text(name, strip=False)]
 _SIGNS = re.compile(r"[^\w\s]")
 _LOWER_WORD = re.compile(r"\b[a-z]+\b")
 
@@ -20,39 +22,32 @@ def _same(text: str, other: str) -> bool:
     return text.strip().lower() == other.strip().lower()
 
 
-def copied(arguments: Arguments) -> Check:
+def copied(text: str, prompt_to_repeat: Text) -> bool:
     """The answer is ``prompt_to_repeat``, in any case."""
-    prompt = arguments.text("prompt_to_repeat")
-    return lambda text: _same(text, prompt)
+    return _same(text, prompt_to_repeat)
 
 
-def copied_times(arguments: Arguments) -> Check:
+def copied_times(text: str, prompt_to_repeat: Text, N: Positive) -> bool:
     """``prompt_to_repeat``, ``N`` times with ``******`` between."""
-    prompt, times = arguments.text("prompt_to_repeat"), arguments.whole("N", 1)
-    return lambda text: text.count("******") == times - 1 and all(_same(p, prompt) for p in text.split("******"))
+    return text.count("******") == N - 1 and all(_same(part, prompt_to_repeat) for part in text.split("******"))
 
 
-def copied_span(arguments: Arguments) -> Check:
+def copied_span(text: str, prompt_to_repeat: Verbatim, n_start: Whole, n_end: Positive) -> bool:
     """Characters ``n_start`` (from 0) up to, not with, ``n_end`` of ``prompt_to_repeat``, in any case."""
-    prompt = arguments.text("prompt_to_repeat", strip=False)
-    span = prompt[arguments.whole("n_start") : arguments.whole("n_end", 1)]
-    return lambda text: _same(text, span)
+    return _same(text, prompt_to_repeat[n_start:n_end])
 
 
-def repeat_phrase(arguments: Arguments) -> Check:
+def repeat_phrase(text: str, phrase: Text, small_n: Whole) -> bool:
     """Runs from the first word of ``phrase`` to its last, on one line: ``small_n``, each with at most one word changed,
     and the last one with one."""
-    phrase, times = arguments.text("phrase").split(), arguments.whole("small_n")
+    wanted = phrase.split()
 
     def changes(run: str) -> int:
         words = run.split()
-        return len(phrase) + 1 if len(words) > len(phrase) else sum(a != b for a, b in zip(words, phrase, strict=False))
+        return len(wanted) + 1 if len(words) > len(wanted) else sum(a != b for a, b in zip(words, wanted, strict=False))
 
-    def check(text: str) -> bool:
-        found = [changes(run) for line in text.split("\n") for run in _runs(line, phrase[0], phrase[-1])]
-        return len(found) == times and max(found, default=0) <= 1 and found[-1:] == [1]
-
-    return check
+    found = [changes(run) for line in text.split("\n") for run in _runs(line, wanted[0], wanted[-1])]
+    return len(found) == small_n and max(found, default=0) <= 1 and found[-1:] == [1]
 
 
 def _runs(line: str, first: str, last: str) -> Iterator[str]:
@@ -62,30 +57,24 @@ def _runs(line: str, first: str, last: str) -> Iterator[str]:
         start = line.find(f"{first} ", end + 1 + len(last))
 
 
-def word_once(arguments: Arguments) -> Check:
+def word_once(text: str, keyword: Lower) -> bool:
     """``keyword`` occurs once, in any case, inside longer words too."""
-    word = arguments.text("keyword").lower()
-    return lambda text: text.lower().count(word) == 1
+    return text.lower().count(keyword) == 1
 
 
-def increment(arguments: Arguments) -> Check:
+def increment(text: str, keyword1: Lower, keyword2: Lower) -> bool:
     """``keyword1`` occurs once and ``keyword2`` twice, in any case."""
-    one, two = arguments.text("keyword1").lower(), arguments.text("keyword2").lower()
-    return lambda text: text.lower().count(one) == 1 and text.lower().count(two) == 2
+    return text.lower().count(keyword1) == 1 and text.lower().count(keyword2) == 2
 
 
-def excluded(arguments: Arguments) -> Check:
+def excluded(text: str, keyword: Text) -> bool:
     """``keyword`` does not stand between spaces."""
-    word = f" {arguments.text('keyword')} "
-    return lambda text: word not in text
+    return f" {keyword} " not in text
 
 
-def place_of_keyword(arguments: Arguments) -> Check:
+def place_of_keyword(text: str, keyword: Text, n: Positive, m: Positive) -> bool:
     """``keyword`` is word ``m`` of sentence ``n``, both from 1."""
-    word, sentence, place = arguments.text("keyword"), arguments.whole("n", 1), arguments.whole("m", 1)
-    return lambda text: (
-        tokens("".join(split_sentences(text)[sentence - 1 : sentence]), signs=True)[place - 1 : place] == [word]
-    )
+    return tokens("".join(split_sentences(text)[n - 1 : n]), signs=True)[m - 1 : m] == [keyword]
 
 
 def start_end(text: str) -> bool:
@@ -99,15 +88,14 @@ def no_consecutive_letters(text: str) -> bool:
     return all(ord(b) - ord(a) != 1 for a, b in itertools.pairwise(word[0].lower()[0] for word in text.split()))
 
 
-def two_paragraphs(text: str, divider: str = "***") -> bool:
-    """Two paragraphs between dividers."""
-    parts = [bool(part.strip()) for part in text.split(divider)]
-    return all(parts[1:-1]) and sum(parts) == 2
+def two_paragraphs(text: str) -> bool:
+    """Two paragraphs between dividers ``***``."""
+    return number_paragraphs(text, 2)
 
 
 def two_plain_paragraphs(text: str) -> bool:
     """Two paragraphs with an empty line between."""
-    return two_paragraphs(text, "\n\n")
+    return number_paragraphs(text, 2, "\n\n")
 
 
 def palindrome_word(text: str) -> bool:
@@ -130,15 +118,24 @@ def no_exclamation(text: str) -> bool:
     return "!" not in text
 
 
-def _word_at(arguments: Arguments, name: str, parts: Callable[[str], list[str]]) -> Check:
-    """The first or last word of each part is the argument ``name``, in any case; a last word without signs."""
-    wanted, place = arguments.text(name).lower(), 0 if name == "first_word" else -1
+def first_word_sent(text: str, first_word: Lower) -> bool:
+    """Every sentence begins with ``first_word``, in any case."""
+    return all(first_word_answer(sentence, first_word) for sentence in split_sentences(text))
 
-    def check(text: str) -> bool:
-        said = [part.split()[place].lower() for part in parts(text)]
-        return all((_SIGNS.sub("", word) if place else word) == wanted for word in said)
 
-    return check
+def first_word_answer(text: str, first_word: Lower) -> bool:
+    """The answer begins with ``first_word``, in any case."""
+    return text.split()[0].lower() == first_word
+
+
+def last_word_sent(text: str, last_word: Lower) -> bool:
+    """Every sentence ends with ``last_word``, in any case and without signs."""
+    return all(last_word_answer(sentence, last_word) for sentence in split_sentences(text))
+
+
+def last_word_answer(text: str, last_word: Lower) -> bool:
+    """The answer ends with ``last_word``, in any case and without signs."""
+    return _SIGNS.sub("", text.split()[-1].lower()) == last_word
 
 
 def sentence_hyphens(text: str) -> bool:
@@ -155,32 +152,21 @@ def bigram_wrapping(text: str) -> bool:
     return all(a.startswith("<<") and b.endswith(">>") for a, b in zip(words[::2], words[1::2], strict=False))
 
 
-def lowercase_counting(arguments: Arguments) -> Check:
+def lowercase_counting(text: str, N: Whole) -> bool:
     """At most ``N`` words in small letters."""
-    most = arguments.whole("N")
-    return lambda text: sum(1 for _ in _LOWER_WORD.finditer(text)) <= most
+    return sum(1 for _ in _LOWER_WORD.finditer(text)) <= N
 
 
-def letter_counting(arguments: Arguments) -> Check:
+def letter_counting(text: str, relation: Relation, N: Whole) -> bool:
     """``relation`` ``N`` letters of the English alphabet."""
-    return counted(
-        lambda text: sum(c.isascii() and c.isalpha() for c in text),
-        arguments.choice("relation", RELATIONS),
-        arguments.whole("N"),
-    )
+    return holds(sum(c.isascii() and c.isalpha() for c in text), relation, N)
 
 
-def composition(arguments: Arguments) -> Check:
+def composition(text: str, n_sent: Positive, n_words: Positive) -> bool:
     """Three paragraphs between ``***`` of ``n_sent`` sentences of ``n_words`` words."""
-    sentences, words = arguments.whole("n_sent", 1), arguments.whole("n_words", 1)
-
-    def check(text: str) -> bool:
-        parts = [split_sentences(part) for part in text.split("***")]
-        return len(parts) == 3 and all(
-            len(part) == sentences and all(len(tokens(one, signs=True)) == words for one in part) for part in parts
-        )
-
-    return check
+    parts = [split_sentences(part) for part in text.split("***")]
+    sizes = [[len(tokens(sentence, signs=True)) for sentence in part] for part in parts]
+    return sizes == [[n_words] * n_sent] * 3
 
 
 def count_unique(text: str) -> bool:
@@ -189,7 +175,7 @@ def count_unique(text: str) -> bool:
     return len(words) == len(set(words))
 
 
-IFEVAL_G: dict[str, MakeCheck] = {
+IFEVAL_G: dict[str, Callable[..., bool]] = {
     "copy:repeat_phrase": repeat_phrase,
     "copy:copy": copied,
     "copy:copying_simple": copied,
@@ -204,14 +190,10 @@ IFEVAL_G: dict[str, MakeCheck] = {
     "count:count_increment_word": increment,
     "letters:letter_counting": letter_counting,
     "letters:letter_counting2": letter_frequency,
-}
-IFEVAL_G |= {
-    "first_word:first_word_sent": lambda arguments: _word_at(arguments, "first_word", split_sentences),
-    "first_word:first_word_answer": lambda arguments: _word_at(arguments, "first_word", lambda text: [text]),
-    "last_word:last_word_sent": lambda arguments: _word_at(arguments, "last_word", split_sentences),
-    "last_word:last_word_answer": lambda arguments: _word_at(arguments, "last_word", lambda text: [text]),
-}
-IFEVAL_G_PLAIN: dict[str, Check] = {
+    "first_word:first_word_sent": first_word_sent,
+    "first_word:first_word_answer": first_word_answer,
+    "last_word:last_word_sent": last_word_sent,
+    "last_word:last_word_answer": last_word_answer,
     "keywords:no_adjacent_consecutive": no_consecutive_letters,
     "keywords:palindrome": palindrome_word,
     "keywords:start_end": start_end,

@@ -4,82 +4,70 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Annotated
 
 from roll_envs.errors import ConfigError
-from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
+from roll_envs.verifiers.instructions.arguments import Arguments, Check, Relation, Text, Texts, Whole, holds
 from roll_envs.verifiers.instructions.text import count_sentences, count_words, tokens
 from roll_envs.verifiers.language import LANGUAGES, identify
 
-RELATIONS = ("less than", "at least")
 
-
-def counted(count: Callable[[str], int], relation: str, threshold: int) -> Check:
-    """Whether ``count`` of a text is ``relation`` (one of :data:`RELATIONS`) ``threshold``."""
-    if relation == "less than":
-        return lambda text: count(text) < threshold
-    return lambda text: count(text) >= threshold
-
-
-def existence(arguments: Arguments) -> Check:
-    """``keywords``: each occurs, in any case, inside longer words too."""
-    patterns = [re.compile(re.escape(word), re.IGNORECASE) for word in arguments.texts("keywords")]
-    return lambda text: all(pattern.search(text) for pattern in patterns)
-
-
-def frequency(arguments: Arguments) -> Check:
-    """``keyword`` occurs ``relation`` ``frequency`` times, in any case, inside longer words too."""
-    pattern = re.compile(re.escape(arguments.text("keyword")), re.IGNORECASE)
-    return counted(
-        lambda text: sum(1 for _ in pattern.finditer(text)),
-        arguments.choice("relation", RELATIONS),
-        arguments.whole("frequency"),
-    )
-
-
-def forbidden_words(arguments: Arguments) -> Check:
-    """None of ``forbidden_words`` occurs as a word of its own, in any case."""
-    words = arguments.texts("forbidden_words")
-    # Not \b, which would need a letter or digit at the edge of the forbidden word.
-    patterns = [re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE) for word in words]
-    return lambda text: not any(pattern.search(text) for pattern in patterns)
-
-
-def letter_frequency(arguments: Arguments) -> Check:
-    """The character ``letter`` occurs ``let_relation`` ``let_frequency`` times, in any case."""
-    letter = arguments.text("letter").lower()
+def _letter(arguments: Arguments, name: str) -> str:
+    letter = arguments.text(name).lower()
     if len(letter) != 1:
-        raise ConfigError(f"{arguments.instruction}: letter must be one character, not {letter!r}")
-    relation, threshold = arguments.choice("let_relation", RELATIONS), arguments.whole("let_frequency")
-    return counted(lambda text: text.lower().count(letter), relation, threshold)
+        raise ConfigError(f"{arguments.instruction}: {name} must be one character, not {letter!r}")
+    return letter
 
 
-def response_language(arguments: Arguments) -> Check:
-    """The answer is in ``language``, an ISO 639-1 code."""
-    language = arguments.text("language")
+def _language(arguments: Arguments, name: str) -> str:
+    language = arguments.text(name)
     if language not in LANGUAGES:
-        raise ConfigError(f"{arguments.instruction}: language must be one of {', '.join(LANGUAGES)}, not {language!r}")
-    return lambda text: identify(text).language == language
+        raise ConfigError(f"{arguments.instruction}: {name} must be one of {', '.join(LANGUAGES)}, not {language!r}")
+    return language
 
 
-def number_sentences(arguments: Arguments) -> Check:
+def existence(text: str, keywords: Texts) -> bool:
+    """``keywords``: each occurs, in any case, inside longer words too."""
+    return all(re.search(re.escape(word), text, re.IGNORECASE) for word in keywords)
+
+
+def frequency(text: str, keyword: Text, relation: Relation, frequency: Whole) -> bool:
+    """``keyword`` occurs ``relation`` ``frequency`` times, in any case, inside longer words too."""
+    found = sum(1 for _ in re.finditer(re.escape(keyword), text, re.IGNORECASE))
+    return holds(found, relation, frequency)
+
+
+def forbidden_words(text: str, forbidden_words: Texts) -> bool:
+    """None of ``forbidden_words`` occurs as a word of its own, in any case."""
+    # Not \b, which would need a letter or digit at the edge of the forbidden word.
+    patterns = (rf"(?<!\w){re.escape(word.strip())}(?!\w)" for word in forbidden_words)
+    return not any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
+
+
+def letter_frequency(text: str, letter: Annotated[str, _letter], let_relation: Relation, let_frequency: Whole) -> bool:
+    """The character ``letter`` occurs ``let_relation`` ``let_frequency`` times, in any case."""
+    return holds(text.lower().count(letter), let_relation, let_frequency)
+
+
+def response_language(text: str, language: Annotated[str, _language]) -> bool:
+    """The answer is in ``language``, an ISO 639-1 code."""
+    return identify(text).language == language
+
+
+def number_sentences(text: str, relation: Relation, num_sentences: Whole) -> bool:
     """``relation`` ``num_sentences`` sentences."""
-    return counted(count_sentences, arguments.choice("relation", RELATIONS), arguments.whole("num_sentences"))
+    return holds(count_sentences(text), relation, num_sentences)
 
 
-def number_words(arguments: Arguments) -> Check:
+def number_words(text: str, relation: Relation, num_words: Whole) -> bool:
     """``relation`` ``num_words`` words."""
-    return counted(count_words, arguments.choice("relation", RELATIONS), arguments.whole("num_words"))
+    return holds(count_words(text), relation, num_words)
 
 
-def number_paragraphs(arguments: Arguments) -> Check:
-    """``num_paragraphs`` paragraphs between dividers ``***``; none in the middle is empty."""
-    wanted = arguments.whole("num_paragraphs")
-
-    def check(text: str) -> bool:
-        parts = [bool(part.strip()) for part in text.split("***")]
-        return all(parts[1:-1]) and sum(parts) == wanted
-
-    return check
+def number_paragraphs(text: str, num_paragraphs: Whole, divider: str = "***") -> bool:
+    """``num_paragraphs`` paragraphs between dividers; none in the middle is empty."""
+    parts = [bool(part.strip()) for part in text.split(divider)]
+    return all(parts[1:-1]) and sum(parts) == num_paragraphs
 
 
 def nth_paragraph_first_word(arguments: Arguments) -> Check:
@@ -101,13 +89,9 @@ def nth_paragraph_first_word(arguments: Arguments) -> Check:
     return check
 
 
-def capital_word_frequency(arguments: Arguments) -> Check:
+def capital_word_frequency(text: str, capital_relation: Relation, capital_frequency: Whole) -> bool:
     """``capital_relation`` ``capital_frequency`` words in capital letters."""
-    return counted(
-        lambda text: sum(token.isupper() for token in tokens(text)),
-        arguments.choice("capital_relation", RELATIONS),
-        arguments.whole("capital_frequency"),
-    )
+    return holds(sum(token.isupper() for token in tokens(text)), capital_relation, capital_frequency)
 
 
 def english_capital(text: str) -> bool:
@@ -120,7 +104,7 @@ def english_lowercase(text: str) -> bool:
     return text.islower() and identify(text).language == "en"
 
 
-WORDS: dict[str, MakeCheck] = {
+WORDS: dict[str, Callable[..., bool]] = {
     "keywords:existence": existence,
     "keywords:frequency": frequency,
     "keywords:forbidden_words": forbidden_words,
@@ -129,10 +113,7 @@ WORDS: dict[str, MakeCheck] = {
     "length_constraints:number_sentences": number_sentences,
     "length_constraints:number_paragraphs": number_paragraphs,
     "length_constraints:number_words": number_words,
-    "length_constraints:nth_paragraph_first_word": nth_paragraph_first_word,
     "change_case:capital_word_frequency": capital_word_frequency,
-}
-CASES: dict[str, Check] = {
     "change_case:english_capital": english_capital,
     "change_case:english_lowercase": english_lowercase,
 }

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
-from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
+from roll_envs.verifiers.instructions.arguments import Lower, Text, Whole
 
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
@@ -19,35 +20,20 @@ _POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
 _FENCES = ("```json", "```Json", "```JSON", "```")
 
 
-def number_placeholders(arguments: Arguments) -> Check:
+def number_placeholders(text: str, num_placeholders: Whole) -> bool:
     """At least ``num_placeholders`` texts in square brackets, each on one line."""
-    wanted = arguments.whole("num_placeholders")
-    return lambda text: sum(map(_brackets, text.split("\n"))) >= wanted
+    return sum("[" in part for line in text.split("\n") for part in line.split("]")[:-1]) >= num_placeholders
 
 
-def _brackets(line: str) -> int:
-    count = 0
-    start = line.find("[")
-    while start >= 0:
-        end = line.find("]", start)
-        if end < 0:
-            break
-        count += 1
-        start = line.find("[", end)
-    return count
-
-
-def postscript(arguments: Arguments) -> Check:
+def postscript(text: str, postscript_marker: Text) -> bool:
     """``postscript_marker`` occurs, in any case; ``P.S.`` and ``P.P.S`` with a space between the letters, too."""
-    marker = arguments.text("postscript_marker")
-    pattern = re.compile(_POSTSCRIPTS.get(marker) or re.escape(marker.lower()))
-    return lambda text: pattern.search(text.lower()) is not None
+    pattern = _POSTSCRIPTS.get(postscript_marker) or re.escape(postscript_marker.lower())
+    return re.search(pattern, text.lower()) is not None
 
 
-def number_bullet_lists(arguments: Arguments) -> Check:
+def number_bullet_lists(text: str, num_bullets: Whole) -> bool:
     """Exactly ``num_bullets`` lines that begin with ``*`` (not ``**``) or ``-``."""
-    wanted = arguments.whole("num_bullets")
-    return lambda text: _bullets(text) == wanted
+    return _bullets(text) == num_bullets
 
 
 def _bullets(text: str) -> int:
@@ -67,10 +53,9 @@ def constrained_response(text: str) -> bool:
     return any(option in text for option in OPTIONS)
 
 
-def number_highlighted_sections(arguments: Arguments) -> Check:
+def number_highlighted_sections(text: str, num_highlights: Whole) -> bool:
     """At least ``num_highlights`` texts between ``*`` or ``**``, each on one line."""
-    wanted = arguments.whole("num_highlights")
-    return lambda text: sum(map(_highlights, text.split("\n"))) >= wanted
+    return sum(map(_highlights, text.split("\n"))) >= num_highlights
 
 
 def _highlights(line: str) -> int:
@@ -88,12 +73,10 @@ def _highlights(line: str) -> int:
     return single + double
 
 
-def multiple_sections(arguments: Arguments) -> Check:
+def multiple_sections(text: str, section_spliter: Text, num_sections: Whole) -> bool:
     """At least ``num_sections`` times ``section_spliter`` with a number."""
     # The misspelt name is that of the public data.
-    pattern = re.compile(rf"{re.escape(arguments.text('section_spliter'))}\s?\d+")
-    wanted = arguments.whole("num_sections")
-    return lambda text: sum(1 for _ in pattern.finditer(text)) >= wanted
+    return sum(1 for _ in re.finditer(rf"{re.escape(section_spliter)}\s?\d+", text)) >= num_sections
 
 
 def json_format(text: str) -> bool:
@@ -129,16 +112,14 @@ def two_responses(text: str) -> bool:
     return all(parts[1:-1]) and len(answers) == 2 and answers[0] != answers[1]
 
 
-def repeat_prompt(arguments: Arguments) -> Check:
+def repeat_prompt(text: str, prompt_to_repeat: Lower) -> bool:
     """The answer begins with ``prompt_to_repeat``, in any case."""
-    wanted = arguments.text("prompt_to_repeat").lower()
-    return lambda text: text.strip().lower().startswith(wanted)
+    return text.strip().lower().startswith(prompt_to_repeat)
 
 
-def end_checker(arguments: Arguments) -> Check:
+def end_checker(text: str, end_phrase: Lower) -> bool:
     """The answer ends with ``end_phrase``, in any case; quotes around the answer aside."""
-    wanted = arguments.text("end_phrase").lower()
-    return lambda text: text.strip().strip('"').lower().endswith(wanted)
+    return text.strip().strip('"').lower().endswith(end_phrase)
 
 
 def quotation(text: str) -> bool:
@@ -152,7 +133,7 @@ def no_comma(text: str) -> bool:
     return "," not in text
 
 
-LAYOUT: dict[str, MakeCheck] = {
+LAYOUT: dict[str, Callable[..., bool]] = {
     "detectable_content:number_placeholders": number_placeholders,
     "detectable_content:postscript": postscript,
     "detectable_format:number_bullet_lists": number_bullet_lists,
@@ -160,8 +141,6 @@ LAYOUT: dict[str, MakeCheck] = {
     "detectable_format:multiple_sections": multiple_sections,
     "combination:repeat_prompt": repeat_prompt,
     "startend:end_checker": end_checker,
-}
-LAYOUT_PLAIN: dict[str, Check] = {
     "detectable_format:constrained_response": constrained_response,
     "detectable_format:json_format": json_format,
     "detectable_format:title": title,

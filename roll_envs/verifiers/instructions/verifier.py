@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, UnknownNameError, check_whole
+from roll_envs.errors import ConfigError, UnknownNameError, check_one_of, check_whole
 from roll_envs.verifiers.extract import after_thinking
-from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
-from roll_envs.verifiers.instructions.ifbench import IFBENCH, IFBENCH_PLAIN
-from roll_envs.verifiers.instructions.ifeval_g import IFEVAL_G, IFEVAL_G_PLAIN
-from roll_envs.verifiers.instructions.keywords import CASES, WORDS
-from roll_envs.verifiers.instructions.layout import LAYOUT, LAYOUT_PLAIN
+from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck, kind_of
+from roll_envs.verifiers.instructions.ifbench import IFBENCH
+from roll_envs.verifiers.instructions.ifeval_g import IFEVAL_G
+from roll_envs.verifiers.instructions.keywords import WORDS, nth_paragraph_first_word
+from roll_envs.verifiers.instructions.layout import LAYOUT
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
 _IDS, _KWARGS = "instruction_id_list", "kwargs"
 
-_PLAIN = {**LAYOUT_PLAIN, **CASES, **IFBENCH_PLAIN, **IFEVAL_G_PLAIN}
-INSTRUCTIONS: dict[str, MakeCheck] = {**WORDS, **LAYOUT, **IFBENCH, **IFEVAL_G}
-INSTRUCTIONS |= {name: lambda _, check=check: check for name, check in _PLAIN.items()}  # type: ignore[misc]
+_KINDS = {**WORDS, **LAYOUT, **IFBENCH, **IFEVAL_G}
+INSTRUCTIONS: dict[str, MakeCheck] = {name: kind_of(follows) for name, follows in _KINDS.items()}
+INSTRUCTIONS["length_constraints:nth_paragraph_first_word"] = nth_paragraph_first_word
 """Every kind of instruction by its public id; programs may add their own."""
 
 
@@ -71,6 +72,7 @@ def loose_forms(answer: str) -> list[str]:
     return list(dict.fromkeys(form for text in (answer, *cut) for form in (text, text.replace("*", ""))))
 
 
+@dataclass(kw_only=True, eq=False)
 class InstructionsVerifier:
     """The share of instructions that an answer follows, or 1.0 only when it follows all.
 
@@ -83,27 +85,20 @@ class InstructionsVerifier:
     ``loose_all``, ``loose_share``, the four numbers of the paper.
     """
 
-    def __init__(
-        self,
-        *,
-        mode: Literal["strict", "loose"] = "strict",
-        value: Literal["share", "all"] = "share",
-        keep_thoughts: bool = False,
-        max_chars: int = 200_000,
-    ) -> None:
-        if mode not in ("strict", "loose"):
-            raise ConfigError(f"mode must be 'strict' or 'loose', not {mode!r}")
-        if value not in ("share", "all"):
-            raise ConfigError(f"value must be 'share' or 'all', not {value!r}")
-        check_whole("max_chars", max_chars)
-        self.mode, self.value, self.keep_thoughts, self.max_chars = mode, value, keep_thoughts, max_chars
+    mode: Literal["strict", "loose"] = "strict"
+    value: Literal["share", "all"] = "share"
+    keep_thoughts: bool = False
+    max_chars: int = 200_000
+
+    def __post_init__(self) -> None:
+        check_one_of("mode", self.mode, ("strict", "loose"))
+        check_one_of("value", self.value, ("share", "all"))
+        check_whole("max_chars", self.max_chars)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         try:
             checks = read_instructions(context if reference is None else reference)
-        except ConfigError as error:
-            return Failed(reason=str(error))
-        except UnknownNameError as error:
+        except (ConfigError, UnknownNameError) as error:
             return Failed(reason=str(error))
         text = answer if self.keep_thoughts else after_thinking(answer)
         if len(text) > self.max_chars:
@@ -131,9 +126,5 @@ def _follows(check: Check, forms: Sequence[str]) -> bool:
 
 
 def _names(ids: Sequence[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    names = []
-    for name in ids:
-        seen[name] = seen.get(name, 0) + 1
-        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return names
+    earlier = [ids[:place].count(name) for place, name in enumerate(ids)]
+    return [name if not count else f"{name}#{count + 1}" for name, count in zip(ids, earlier, strict=True)]

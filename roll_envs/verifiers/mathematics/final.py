@@ -87,8 +87,8 @@ def _unboxed(text: str) -> str:
         return bare
     if spans:
         return _joined(text, spans)
-    numbers = [m.group() for m in _NUMBER.finditer(text) if m.group().strip()]
-    return numbers[-1].strip() if numbers else bare.splitlines()[-1] if bare else ""
+    numbers = _numbers(text)
+    return numbers[-1] if numbers else bare.splitlines()[-1] if bare else ""
 
 
 def reference_expression(reference: str) -> str:
@@ -162,10 +162,14 @@ def _result(text: str) -> str:
     if sides and _OPERATION.search(sides[0]) and not (text.startswith("$") and text.rstrip(" .").endswith("$")):
         text = text[sides.end() :]
     if _OTHER_SCRIPT.search(text):
-        numbers = [m.group().strip() for m in _NUMBER.finditer(text) if m.group().strip()]
+        numbers = _numbers(text)
         spans = list(_SPAN.finditer(text))
         return _content(spans[-1]) if spans else numbers[-1] if numbers else text
     return text
+
+
+def _numbers(text: str) -> list[str]:
+    return [match.group().strip() for match in _NUMBER.finditer(text) if match.group().strip()]
 
 
 def _joined(text: str, spans: list[re.Match[str]]) -> str:

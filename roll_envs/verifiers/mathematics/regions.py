@@ -46,16 +46,12 @@ def region_of(node: Node) -> RealSet | None:
 
 
 def _sets(region: Region) -> RealSet | None:
-    found: Any = None
-    for i, text in enumerate(region.pieces):
-        piece = _named(text)
-        if piece is None:
-            return None
-        if found is None:
-            found = piece
-        else:
-            operator = region.operators[i - 1]
-            found = {"∪": sympy.Union, "∩": sympy.Intersection, "∖": sympy.Complement}[operator](found, piece)
+    pieces = [_named(text) for text in region.pieces]
+    if None in pieces:
+        return None
+    found = pieces[0]
+    for operator, piece in zip(region.operators, pieces[1:], strict=True):
+        found = {"∪": sympy.Union, "∩": sympy.Intersection, "∖": sympy.Complement}[operator](found, piece)
     return RealSet(set=found, variable=region.variable)
 
 
@@ -94,26 +90,16 @@ def _number(node: Node) -> Any:
 
 
 def _inequalities(region: Region) -> RealSet | None:
-    whole: Any = None
-    variable: Any = None
-    for i, text in enumerate(region.pieces):
-        found = _chain(text)
-        if found is None:
-            return None
-        name, piece = found
-        if variable is not None and name != variable:
-            return None
-        variable = name
-        operator = region.operators[i - 1] if i else ""
-        if whole is None:
-            whole = piece
-        elif operator == "∨":
-            whole = sympy.Union(whole, piece)
-        else:
-            both = sympy.Intersection(whole, piece)
-            # A comma means "and" where the intersection is not empty, else "or".
-            whole = sympy.Union(whole, piece) if operator == "," and both.is_empty else both
-    return RealSet(set=whole, variable=str(variable))
+    chains = [_chain(text) for text in region.pieces]
+    variables = {chain and chain[0] for chain in chains}
+    if None in variables or len(variables) > 1:
+        return None
+    (variable,), (found, *others) = variables, (chain[1] for chain in chains if chain is not None)
+    for operator, piece in zip(region.operators, others, strict=True):
+        # A comma means "and" where the intersection is not empty, else "or".
+        either = operator == "∨" or (operator == "," and sympy.Intersection(found, piece).is_empty)
+        found = (sympy.Union if either else sympy.Intersection)(found, piece)
+    return RealSet(set=found, variable=str(variable))
 
 
 def _chain(text: str) -> tuple[Any, Any] | None:
@@ -138,14 +124,9 @@ def _solved(left: Any, sign: str, right: Any, name: Any) -> Any:
         # = and ≠ are the same from either side.
         left, sign, right = right, _FLIPPED.get(sign, sign), left
     if left == name and not right.free_symbols:
-        return {
-            "<": lambda: sympy.Interval.open(-sympy.oo, right),
-            "≤": lambda: sympy.Interval(-sympy.oo, right),
-            ">": lambda: sympy.Interval.open(right, sympy.oo),
-            "≥": lambda: sympy.Interval(right, sympy.oo),
-            "≠": lambda: sympy.Complement(sympy.S.Reals, sympy.FiniteSet(right)),
-            "=": lambda: sympy.FiniteSet(right),
-        }[sign]()
+        below, above = sympy.Interval.open(-sympy.oo, right), sympy.Interval.open(right, sympy.oo)
+        parts = (("<≤≠", below), ("≤≥=", sympy.FiniteSet(right)), (">≥≠", above))
+        return sympy.Union(*(part for signs, part in parts if sign in signs))
     real = sympy.Symbol(name.name, real=True)
     relation = _RELATIONS[sign](left.subs(name, real), right.subs(name, real))
     # SymPy has decided it for all values of the variable.

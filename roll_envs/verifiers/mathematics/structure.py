@@ -7,7 +7,7 @@ Time grows with the length of the text times its nesting depth, and both are lim
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -150,18 +150,32 @@ def first(text: str, depth: int) -> Node:
     return found[0]
 
 
-def split(text: str, separators: str) -> list[str]:
-    """Split at separators that are not inside brackets."""
-    parts, depth, start = [], 0, 0
+def cut(text: str, separators: str) -> tuple[list[str], tuple[str, ...]]:
+    """The parts of a text between separators that are not inside brackets, stripped, and those separators."""
+    parts, found, depth, start = [], [], 0, 0
     for i, letter in enumerate(text):
-        if letter in _OPEN:
-            depth += 1
-        elif letter in _CLOSE:
-            depth -= 1
-        elif letter in separators and depth == 0:
-            parts.append(text[start:i])
+        depth += (letter in _OPEN) - (letter in _CLOSE)
+        if letter in separators and depth == 0:
+            parts.append(text[start:i].strip())
+            found.append(letter)
             start = i + 1
-    return [*parts, text[start:]]
+    if len(parts) >= MAX_ITEMS:
+        raise Unreadable(f"more than {MAX_ITEMS} parts")
+    return [*parts, text[start:].strip()], tuple(found)
+
+
+def split(text: str, separators: str = ",;") -> list[str]:
+    """The parts of a text between separators that are not inside brackets. Raises :class:`Unreadable` for too many."""
+    return cut(text, separators)[0]
+
+
+def _filled(text: str) -> list[str]:
+    """The parts of a list that are not empty."""
+    return [part for part in split(text) if part]
+
+
+def _each(parts: Sequence[str], depth: int) -> tuple[Node, ...]:
+    return tuple(first(part, depth) for part in parts)
 
 
 def _as_words(text: str) -> Words | None:
@@ -187,7 +201,7 @@ def _matrix(text: str, depth: int) -> list[Node]:
     cells = [[cell.strip() for cell in row.split("&")] for row in rows if row]
     if sum(map(len, cells)) > MAX_ITEMS:
         raise Unreadable(f"a matrix of more than {MAX_ITEMS} entries")
-    return [Matrix(rows=tuple(tuple(first(cell, depth) for cell in row) for row in cells))]
+    return [Matrix(rows=tuple(_each(row, depth) for row in cells))]
 
 
 def _single_group(text: str, depth: int) -> list[Node]:
@@ -195,7 +209,7 @@ def _single_group(text: str, depth: int) -> list[Node]:
     if text[0] not in "{(⦃" or _closing_bracket(text) != len(text) - 1:
         return []
     inner = text[1:-1].strip()
-    several = len(split(inner, ",;")) > 1
+    several = len(split(inner)) > 1
     if text[0] == "⦃" or (text[0] == "{" and several):
         return _set(inner, depth)
     return [] if several else read(inner, depth + 1)
@@ -208,14 +222,7 @@ def _set(inner: str, depth: int) -> list[Node]:
         name = member[1] if member else variable.strip()
         if found and re.fullmatch(r"[A-Za-z]|\\[a-z]+", name) and _COMPARISON.search(condition):
             return [node for node in read(condition, depth + 1) if isinstance(node, Region)]
-    parts = [part for part in split(inner, ",;") if part.strip()]
-    return [_items(parts, depth, braces=True)]
-
-
-def _items(parts: Sequence[str], depth: int, *, braces: bool) -> Items:
-    if len(parts) > MAX_ITEMS:
-        raise Unreadable(f"a list of more than {MAX_ITEMS} items")
-    return Items(items=tuple(first(part, depth) for part in parts), braces=braces)
+    return [Items(items=_each(_filled(inner), depth), braces=True)]
 
 
 def _region(text: str, depth: int) -> list[Node]:
@@ -224,47 +231,24 @@ def _region(text: str, depth: int) -> list[Node]:
     body = text[member.end() :] if member else text
     if _COMPARISON.search(body):
         return _inequalities(body)
-    pieces = split(body.replace(r"\text{or}", "∪"), "∪∩∖")
+    pieces, operators = cut(body, "∪∩∖")
     if len(pieces) == 1 and body.strip() not in ("ℝ", "∅") and not member:
         return []
-    operators = _operators(body)
-    if len(pieces) > MAX_ITEMS or len(operators) != len(pieces) - 1:
-        raise Unreadable("too many parts")
-    return [Region(kind="sets", pieces=tuple(p.strip() for p in pieces), operators=operators, variable=variable)]
-
-
-def _operators(text: str) -> tuple[str, ...]:
-    found, depth = [], 0
-    for letter in text:
-        depth += (letter in _OPEN) - (letter in _CLOSE)
-        if letter in "∪∩∖" and depth == 0:
-            found.append(letter)
-    return tuple(found)
+    return [Region(kind="sets", pieces=tuple(pieces), operators=operators, variable=variable)]
 
 
 def _inequalities(text: str) -> list[Node]:
     marked = _JOIN.sub(lambda m: "∨" if (m[1] or m[2]) == "or" else "∧", text)
-    pieces: list[str] = []
-    operators: list[str] = []
-    start = depth = 0
-    for i, letter in enumerate(marked):
-        depth += (letter in _OPEN) - (letter in _CLOSE)
-        if letter in "∨∧,;∪" and depth == 0:
-            pieces.append(marked[start:i])
-            operators.append({"∪": "∨", ";": ","}.get(letter, letter))
-            start = i + 1
-    pieces.append(marked[start:])
-    pieces = [p.strip() for p in pieces]
-    if len(pieces) > MAX_ITEMS or not all(pieces):
-        return []
-    return [Region(kind="inequalities", pieces=tuple(pieces), operators=tuple(operators))]
+    pieces, joints = cut(marked, "∨∧,;∪")
+    operators = tuple({"∪": "∨", ";": ","}.get(joint, joint) for joint in joints)
+    return [Region(kind="inequalities", pieces=tuple(pieces), operators=operators)] if all(pieces) else []
 
 
 def _several(text: str, depth: int) -> list[Node]:
     """A list without brackets: ``1, 2``, ``x=1 or x=2``, ``1 ± 2``."""
     joined = _JOIN.sub(",", text)
-    parts = [part for part in split(joined, ",;") if part.strip()]
-    kept = [part for part in parts if not _INTEGER_CONDITION.fullmatch(part.strip())]
+    parts = _filled(joined)
+    kept = [part for part in parts if not _INTEGER_CONDITION.fullmatch(part)]
     if kept and len(kept) < len(parts):
         return read(", ".join(kept), depth + 1)  # "k π, k ∈ ℤ"
     if len(parts) < 2:
@@ -272,18 +256,21 @@ def _several(text: str, depth: int) -> list[Node]:
     bare = text.lstrip("+-" + _MONEY).strip()
     number = re.split(r"[^\d,. ]", bare, maxsplit=1)[0].strip()
     # "1,234" is one number; where nothing follows it, it may be a list of two as well.
-    if grouped(number) and len(split(joined.replace(number, "0", 1), ",;")) == 1:
-        spaced = [_items(parts, depth, braces=False)] if number == bare and "." not in number else []
+    if grouped(number) and len(split(joined.replace(number, "0", 1))) == 1:
+        spaced = [Items(items=_each(parts, depth), braces=False)] if number == bare and "." not in number else []
         return [*_expressions(text), *spaced]
-    if any(part.strip() in ("", "...", r"\ldots", r"\dots", r"\cdots") for part in parts):
+    if any(part in ("...", r"\ldots", r"\dots", r"\cdots") for part in parts):
         return _expressions(text)
-    flat: list[Node] = []
-    for part in parts:
-        for node in read(part, depth + 1)[:1]:
-            flat += node.items if isinstance(node, Items) and not node.braces else [node]
-    if len(flat) > MAX_ITEMS:
+    return [_flat(node for part in parts for node in read(part, depth + 1)[:1])]
+
+
+def _flat(nodes: Iterable[Node]) -> Items:
+    """A list, with the items of the lists in it."""
+    inner = (node.items if isinstance(node, Items) and not node.braces else (node,) for node in nodes)
+    items = tuple(node for each in inner for node in each)
+    if len(items) > MAX_ITEMS:
         raise Unreadable(f"a list of more than {MAX_ITEMS} items")
-    return [Items(items=tuple(flat), braces=False)]
+    return Items(items=items, braces=False)
 
 
 def _both_signs(text: str, depth: int) -> list[Node]:
@@ -291,25 +278,21 @@ def _both_signs(text: str, depth: int) -> list[Node]:
         raise Unreadable("too many ±")
     name, equals, rest = text.rpartition("=")
     head = name + equals
-    plus = first(head + rest.replace("±", "+", 1).strip().removeprefix("+"), depth)
-    minus = first(head + rest.replace("±", "-", 1), depth)
-    both = [n for node in (plus, minus) for n in (node.items if isinstance(node, Items) else (node,))]
-    return [Items(items=tuple(both), braces=False)]
+    plus, minus = rest.replace("±", "+", 1).strip().removeprefix("+"), rest.replace("±", "-", 1)
+    return [_flat(_each([head + plus, head + minus], depth))]
 
 
 def _brackets(text: str, depth: int) -> list[Node]:
     reversed_brackets = _REVERSED_BRACKETS.fullmatch(text)
     if reversed_brackets is not None and (text[0] == "]" or text[-1] == "["):
-        parts = [part for part in split(reversed_brackets[2], ",;") if part.strip()]
+        parts = _filled(reversed_brackets[2])
         if len(parts) == 2:
-            left, right = {"]": "(", "[": "[", "(": "("}[text[0]], {"[": ")", "]": "]", ")": ")"}[text[-1]]
-            return [Brackets(left=left, right=right, items=tuple(first(p, depth) for p in parts))]
+            left, right = {"]": "("}.get(text[0], text[0]), {"[": ")"}.get(text[-1], text[-1])
+            return [Brackets(left=left, right=right, items=_each(parts, depth))]
     if text[0] not in "([" or _closing_bracket(text) != len(text) - 1:
         return []
-    parts = [part for part in split(text[1:-1], ",;") if part.strip()]
-    if len(parts) > MAX_ITEMS:
-        raise Unreadable(f"more than {MAX_ITEMS} coordinates")
-    return [Brackets(left=text[0], right=text[-1], items=tuple(first(p, depth) for p in parts))] if parts else []
+    parts = _filled(text[1:-1])
+    return [Brackets(left=text[0], right=text[-1], items=_each(parts, depth))] if parts else []
 
 
 def _closing_bracket(text: str) -> int:
@@ -324,16 +307,16 @@ def _closing_bracket(text: str) -> int:
 
 def _equation(text: str, depth: int) -> list[Node]:
     sides = split(text, "=≈")
-    if len(sides) < 2 or not all(side.strip() for side in sides) or len(sides) > 20 or "≈" in text:
+    if not 2 <= len(sides) <= 20 or not all(sides) or "≈" in text:
         return []
     # "x = 5 cm" has the unit on its right, and "(x, y) = (1, 2)" a point.
-    return [Equation(sides=tuple(side.strip() for side in sides), right=first(sides[-1], depth))]
+    return [Equation(sides=tuple(sides), right=first(sides[-1], depth))]
 
 
 def _ratio(text: str, depth: int) -> list[Node]:
     """``3:4:5`` as the other parts divided by the first; two parts are parsed as a fraction elsewhere."""
-    parts = [part.strip() for part in split(text, ":")]
-    if len(parts) < 3 or len(parts) > MAX_ITEMS or not all(parts):
+    parts = split(text, ":")
+    if len(parts) < 3 or not all(parts):
         return []
     shares = [Expression(text=rf"\frac{{{part}}}{{{parts[0]}}}") for part in parts[1:]]
     return [Brackets(left=":", right=":", items=tuple(shares))]

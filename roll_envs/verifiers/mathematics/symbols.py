@@ -120,7 +120,7 @@ def equal(one: Any, other: Any) -> bool:
         return same and all(equal(a, b) for a, b in zip(one, other, strict=True))
     if not isinstance(one, sympy.Expr) or not isinstance(other, sympy.Expr):
         return False
-    one, other = _cleared(one), _cleared(other)
+    one, other = one.doit(), other.doit()  # sums, limits and integrals that are not evaluated
     if not one.free_symbols and not other.free_symbols:
         return same_constant(one, other)
     return _same_function(one, other)
@@ -130,11 +130,6 @@ def _explicit(matrix: Any) -> Any:
     """Evaluate a product or sum of matrices."""
     done = matrix.doit()
     return done.as_explicit() if isinstance(done, sympy.MatrixExpr) else done
-
-
-def _cleared(expression: Any) -> Any:
-    """Evaluate unevaluated sums, limits and integrals."""
-    return expression.doit()
 
 
 def same_constant(one: Any, other: Any) -> bool:
@@ -194,7 +189,7 @@ def probe(expression: Any) -> None:
     """Evaluate an expression as a comparison would. Raises :class:`ValueError` where it has no value (1/0)."""
     if not isinstance(expression, sympy.Expr):
         return
-    expression = _cleared(expression)
+    expression = expression.doit()
     if expression.has(sympy.nan, sympy.zoo):
         raise ValueError("it has no value")
     names = sorted(expression.free_symbols, key=lambda s: s.name)

@@ -10,12 +10,12 @@ import re
 MONEY = "¤"
 """Stands for a dollar sign that means money."""
 
-_SIGNS = {
+_SIGNS: dict[int, str] = str.maketrans({
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ",
     "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "≠": "≠", "≦": "≤", "≧": "≥", "⩽": "≤", "⩾": "≥", "²": "^{2}",
     "³": "^{3}", "⁴": "^{4}", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "º": "°", "\u00a0": " ",
     "\u2009": " ", "\u202f": " ", "’": "'", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "％": "%",
-}  # fmt: skip
+})  # fmt: skip
 
 _COMMANDS = {
     "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "displaystyle": "", "textstyle": "", "limits": "",
@@ -33,58 +33,59 @@ _COMMANDS = {
 }  # fmt: skip
 
 _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])")
-_SPACES = re.compile(r"\\[,;:!>]|\\ |~|\\\n")
-_DEGREE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\circ(?![A-Za-z])")
-_MATHBB = re.compile(r"\\(?:mathbb|mathbf|bf|Bbb)\s*\{?\s*R\s*\}?(?![A-Za-z])")
-# \frac12 and \frac1{2} mean \frac{1}{2}.
-_FRAC = re.compile(r"\\frac\s*(?:(\d)\s*(\d)|(\d)\s*(?=\{)|(?=\{))")
-_FRAC_TAIL = re.compile(r"(\\frac\{[^{}]*\})\s*(\d)")
-_SQRT = re.compile(r"\\sqrt\s*(\d|[A-Za-z])(?![A-Za-z])")
-_INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|infty|oo)(?![A-Za-z])", re.IGNORECASE)
-_PLAIN_ROOT = re.compile(r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)")
-_PLAIN_ROOT_OF = re.compile(r"(?<![A-Za-z\\])sqrt\s*(\d+|[A-Za-z])(?![A-Za-z])")
-_PLAIN_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
-_PLAIN_FUNCTION = re.compile(r"(?<![A-Za-z\\])(sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan)(?=[\s(\d^_])")
-_SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,6})(?![\w.])")
-_LOG_E = re.compile(r"\\log\s*_\s*(?:\{\s*e\s*\}|e)(?![A-Za-z])")
-_POWER = re.compile(r"\*\*")
-_GROUPS = re.compile(r"(?<=\d)\{,\}(?=\d{3})")
+_BEFORE_COMMANDS = (
+    (r"(?<=\d)\{,\}(?=\d{3})", ","),
+    (r"\\\{", "⦃"),
+    (r"\\\}", "⦄"),
+    (r"\\([%|#])", r"\1"),
+    (r"\\\(", ""),
+    (r"\\\)", ""),
+    (r"\\\[", ""),
+    (r"\\\]", ""),
+    # A line break of a matrix is kept; other escaped spaces are spaces.
+    (r"\\\\", "⏎"),
+    (r"\\[,;:!>]|\\ |~|\\\n", " "),
+    ("⏎", r"\\\\"),
+    (r"\\(?:mathbb|mathbf|bf|Bbb)\s*\{?\s*R\s*\}?(?![A-Za-z])", "ℝ"),
+    (r"\^\s*\{?\s*\\circ\s*\}?|\\circ(?![A-Za-z])", "°"),
+)
+"""Patterns and what they become, in order."""
+_AFTER_COMMANDS = (
+    # Plain notation: 2e3, **, oo, sqrt(2), sqrt2, pi, sin x.
+    (r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,6})(?![\w.])", r"\1\\cdot 10^{\2}"),
+    (r"\*\*", "^"),
+    (r"(?i)(?<![A-Za-z\\])(?:infinity|infty|oo)(?![A-Za-z])", r"\\infty "),
+    (r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"(?<![A-Za-z\\])sqrt\s*(\d+|[A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
+    (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+    (r"(?<![A-Za-z\\])(sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan)(?=[\s(\d^_])", r"\\\1"),
+    (r"\\log\s*_\s*(?:\{\s*e\s*\}|e)(?![A-Za-z])", r"\\ln "),
+    # \frac12 and \frac1{2} mean \frac{1}{2}.
+    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+    (r"\\frac\s*(\d)\s*(?=\{)", r"\\frac{\1}"),
+    (r"\\frac\s*(?=\{)", r"\\frac"),
+    (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+    (r"\\sqrt\s*(\d|[A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
+    ("<=", "≤"),
+    (">=", "≥"),
+    ("!=", "≠"),
+    ("==", "="),
+    (r"\+-", "±"),
+)
 _EDGE = " \t\r\n,;:"
 
 
 def tidy(text: str) -> str:
     r"""``tidy(r"\left( \dfrac12, 3\% \right)$")`` is ``r"( \frac{1}{2}, 3% )"``."""
-    for sign, plain in _SIGNS.items():
-        if sign in text:
-            text = text.replace(sign, plain)
-    text = _money(text)
-    text = _GROUPS.sub(",", text)
-    text = text.replace(r"\{", "⦃").replace(r"\}", "⦄").replace(r"\%", "%").replace(r"\|", "|").replace(r"\#", "#")
-    text = text.replace(r"\(", "").replace(r"\)", "").replace(r"\[", "").replace(r"\]", "")
-    # A line break of a matrix is kept; other escaped spaces are spaces.
-    text = _SPACES.sub(" ", text.replace("\\\\", "⏎")).replace("⏎", r"\\")
-    text = _DEGREE.sub("°", _MATHBB.sub("ℝ", text))
-    text = _COMMAND.sub(_command, text)
-    text = _plain(text)
-    text = _LOG_E.sub(r"\\ln ", text)
-    text = _FRAC.sub(_braced, text)
-    text = _FRAC_TAIL.sub(r"\1{\2}", text)
-    text = _SQRT.sub(r"\\sqrt{\1}", text)
-    text = text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠").replace("==", "=").replace("+-", "±")
+    text = _money(text.translate(_SIGNS))
+    for pattern, written in _BEFORE_COMMANDS:
+        text = re.sub(pattern, written, text)
+    text = _COMMAND.sub(lambda match: _COMMANDS.get(match[1], match[0]), text)
+    for pattern, written in _AFTER_COMMANDS:
+        text = re.sub(pattern, written, text)
     # A full stop at the end closes the sentence; one at the beginning belongs to a number (.5).
     text = text.rstrip(_EDGE + ".").lstrip(_EDGE)
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
-
-
-def _plain(text: str) -> str:
-    """Turn plain-text notation (``sqrt(2)``, ``2e3``, ``pi``) into LaTeX."""
-    text = _SCIENTIFIC.sub(r"\1\\cdot 10^{\2}", text)
-    text = _POWER.sub("^", text)
-    text = _INFINITY.sub(r"\\infty ", text)
-    text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
-    text = _PLAIN_ROOT_OF.sub(r"\\sqrt{\1}", text)
-    text = _PLAIN_PI.sub(r"\\pi ", text)
-    return _PLAIN_FUNCTION.sub(r"\\\1", text)
 
 
 def _money(text: str) -> str:
@@ -93,16 +94,3 @@ def _money(text: str) -> str:
     if text.count("$") == 1:
         text = re.sub(r"\$(?=\s*[\d.])", MONEY, text)
     return text.replace("$", "")
-
-
-def _command(match: re.Match[str]) -> str:
-    known = _COMMANDS.get(match[1])
-    if known is None:
-        return match[0]
-    return known
-
-
-def _braced(match: re.Match[str]) -> str:
-    if match[1]:
-        return rf"\frac{{{match[1]}}}{{{match[2]}}}"
-    return rf"\frac{{{match[3]}}}" if match[3] else r"\frac"

@@ -112,11 +112,9 @@ class MathVerifier:
         if not said:
             return _wrong("no answer")
         one, other = plain_number(gold), plain_number(said)
-        if one is not None and other is not None and one == other:
-            return Score(value=1.0, passed=True)
-        # With a comma, one of the texts may be a list: the workers decide.
-        if one is not None and other is not None and "," not in gold + said:
-            return _wrong("another number")
+        # With a comma, one of two different texts may be a list: the workers decide.
+        if one is not None and other is not None and (one == other or "," not in gold + said):
+            return Score(value=1.0, passed=True) if one == other else _wrong("another number")
         if (root := plain_root(gold)) is not None and (said_root := plain_root(said)) is not None:
             return Score(value=1.0, passed=True) if root == said_root else _wrong("another number")
         return self._remembered(gold, said)

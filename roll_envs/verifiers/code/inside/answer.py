@@ -217,13 +217,10 @@ class Answer:
     def _nodes_in(self, function: Any, args: list[Any]) -> list[Any]:
         """Lists as ListNode or TreeNode where the annotation of a parameter says so, as on LeetCode."""
         try:
-            parameters = list(inspect.signature(function).parameters.values())
+            kinds = [str(parameter.annotation) for parameter in inspect.signature(function).parameters.values()]
         except (TypeError, ValueError):
             return args
-        return [
-            self._as_node(str(parameters[i].annotation), arg) if i < len(parameters) else arg
-            for i, arg in enumerate(args)
-        ]
+        return [*map(self._as_node, kinds, args), *args[len(kinds) :]]
 
     def _as_node(self, kind: str, value: Any) -> Any:
         if not isinstance(value, list):
@@ -300,19 +297,11 @@ def _await(value: Any) -> Any:
     return asyncio.run(whole())
 
 
-def _enter(value: Any) -> Any:
-    return type(value).__enter__(value)
-
-
-def _exit(value: Any) -> Any:
-    return type(value).__exit__(value, None, None, None)
-
-
 _OPERATIONS: dict[str, typing.Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in operator.__all__},
     **{f.__name__: f for f in (getattr, setattr, delattr, len, str, repr, format, hash, bool, int, float, iter, next)},
     **{f.__name__: f for f in (reversed, round, divmod, isinstance, issubclass, bytes, complex, dir)},
-    "enter": _enter,
+    "enter": lambda value: type(value).__enter__(value),
     "await": _await,
-    "exit": _exit,
+    "exit": lambda value: type(value).__exit__(value, None, None, None),
 }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from roll_envs.verifiers.code.inside.proxies import Fault, Remote
+from roll_envs.verifiers.code.inside.proxies import Fault, Remote, facts_of
 from roll_envs.verifiers.code.inside.values import decode
 
 
@@ -16,7 +16,7 @@ def plain_value(data: Any) -> Any:
 
 def shown(value: Any) -> str:
     if isinstance(value, Remote):
-        return f"a {object.__getattribute__(value, '_facts').get('type')}"
+        return f"a {facts_of(value).get('type')}"
     if isinstance(value, BaseException):
         return str(value)[:200]
     try:

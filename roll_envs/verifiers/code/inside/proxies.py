@@ -115,7 +115,7 @@ class Link:
 
     def _handle(self, value: Any) -> list[Any]:
         if isinstance(value, Remote):
-            return ["h", object.__getattribute__(value, "_target")]
+            return ["h", target_of(value)]
         module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
         if module in sys.stdlib_module_names and getattr(sys.modules.get(module), str(name), None) is value:
             return ["G", module, name]
@@ -164,7 +164,7 @@ class Link:
         if not isinstance(value, Remote):
             self.asked += 1  # what the tests do with it may fail by the answer's choice
             return value
-        facts = object.__getattribute__(value, "_facts")
+        facts = facts_of(value)
         if facts.get("class") and isinstance(facts.get("error"), list):
             return self._error(facts["error"])
         if facts.get("class") and name[:1].isupper():
@@ -225,30 +225,29 @@ class Remote:
         object.__setattr__(self, "_facts", facts)
 
     def __getattribute__(self, name: str) -> Any:
-        facts = object.__getattribute__(self, "_facts")
+        facts = facts_of(self)
         if name == "__class__":
             return Remote
         if name in ("__name__", "__qualname__") and facts.get("calls"):
-            target = object.__getattribute__(self, "_target")
+            target = target_of(self)
             return target if isinstance(target, str) else facts.get("type")
         # Libraries look for such names; the answer's own must not tell them anything.
         if name.startswith("__") and name.endswith("__") and name not in ("__doc__", "__dict__", "__wrapped__"):
             raise AttributeError(name)
-        return object.__getattribute__(self, "_link").operate("getattr", self, name)
+        return link_of(self).operate("getattr", self, name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        link = object.__getattribute__(self, "_link")
-        return link.call(object.__getattribute__(self, "_target"), args, named)
+        return link_of(self).call(target_of(self), args, named)
 
     def __iter__(self) -> Any:
-        link, facts = object.__getattribute__(self, "_link"), object.__getattribute__(self, "_facts")
+        link, facts = link_of(self), facts_of(self)
         iterator = self if facts.get("next") else link.operate("iter", self)
         if not isinstance(iterator, Remote):
             yield from iterator
             return
         count = 0
         while True:
-            reply = link.ask("take", object.__getattribute__(iterator, "_target"), 1 if count < _SINGLE else 1000)
+            reply = link.ask("take", target_of(iterator), 1 if count < _SINGLE else 1000)
             items = reply.get("items")
             if not isinstance(items, list) or len(items) > 1000:
                 raise Fault("error", "a reply that is no list of items")
@@ -259,19 +258,19 @@ class Remote:
 
     def __contains__(self, item: Any) -> bool:
         if _may_ask(self, item):
-            return bool(object.__getattribute__(self, "_link").operate("contains", self, item))
+            return bool(link_of(self).operate("contains", self, item))
         return any(item is each or item == each for each in self)
 
     def __instancecheck__(self, value: Any) -> bool:
         if not isinstance(value, Remote):
             return False
-        return object.__getattribute__(self, "_link").operate("isinstance", value, self) is True
+        return link_of(self).operate("isinstance", value, self) is True
 
     def __subclasscheck__(self, kind: Any) -> bool:
-        return isinstance(kind, Remote) and object.__getattribute__(self, "_link").operate("issubclass", kind, self)
+        return isinstance(kind, Remote) and link_of(self).operate("issubclass", kind, self)
 
     def __hash__(self) -> int:
-        return hash(object.__getattribute__(self, "_link").operate("hash", self))
+        return hash(link_of(self).operate("hash", self))
 
     def __eq__(self, other: object) -> bool:
         return _equal(self, other)
@@ -280,24 +279,27 @@ class Remote:
         return not _equal(self, other)
 
     def __exit__(self, *_: object) -> bool:
-        return bool(object.__getattribute__(self, "_link").operate("exit", self))
+        return bool(link_of(self).operate("exit", self))
+
+
+# Past the attributes of the answer, which __getattribute__ gives.
+link_of, target_of, facts_of = (vars(Remote)[slot].__get__ for slot in ("_link", "_target", "_facts"))
 
 
 def _may_ask(one: Remote, other: Any) -> bool:
     """Whether an operator of the answer may see the other operand: an object of its own, or the test made this one."""
-    link, facts = object.__getattribute__(one, "_link"), object.__getattribute__(one, "_facts")
-    return isinstance(other, Remote) or facts.get("type") in link.classes
+    return isinstance(other, Remote) or facts_of(one).get("type") in link_of(one).classes
 
 
 def _equal(one: Remote, other: Any) -> bool:
-    link = object.__getattribute__(one, "_link")
+    link = link_of(one)
     if not _may_ask(one, other) or link.operate("eq", one, other) is not True:
         return False
     if isinstance(other, Remote):
         states = []
         for each in (one, other):
             try:
-                states.append(link.decode(link.ask("state", object.__getattribute__(each, "_target")).get("value")))
+                states.append(link.decode(link.ask("state", target_of(each)).get("value")))
             except (TypeError, AttributeError):
                 states.append(None)
         if all(_is_plain(state) for state in states) and states[0] != states[1]:
@@ -318,7 +320,7 @@ def _define(method: str, name: str, *, compares: bool = False, reflected: bool =
     def binary(self: Remote, *others: Any) -> Any:
         if not all(_may_ask(self, other) for other in others):
             return NotImplemented
-        link = object.__getattribute__(self, "_link")
+        link = link_of(self)
         link.inside += compares or not all(isinstance(other, Remote) for other in others)
         return link.operate(name, *others, self) if reflected else link.operate(name, self, *others)
 
@@ -327,7 +329,7 @@ def _define(method: str, name: str, *, compares: bool = False, reflected: bool =
 
 def _define_plain(method: str, name: str, kinds: tuple[type, ...] = ()) -> None:
     def plain(self: Remote, *others: Any) -> Any:
-        value = object.__getattribute__(self, "_link").operate(name, self, *others)
+        value = link_of(self).operate(name, self, *others)
         if kinds and type(value) not in kinds:
             raise Fault("error", f"a reply to {name}() that is none")
         return value

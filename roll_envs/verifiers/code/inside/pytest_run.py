@@ -15,20 +15,18 @@ Outcome = Callable[[str, BaseException | None], None]
 
 def run_tests(module: types.ModuleType, outcome: Outcome) -> None:
     """Tell ``outcome`` the name of each test of the module, with what it raised."""
-    names = [n for n in vars(module) if n.startswith(("test", "Test")) or isinstance(vars(module)[n], type)]
-    cases = [vars(module)[n] for n in names if _is_case(vars(module)[n])]
-    functions = {n: vars(module)[n] for n in names if n.startswith("test") and inspect.isfunction(vars(module)[n])}
-    classes = [
-        n for n in names if n.startswith("Test") and isinstance(vars(module)[n], type) and not _is_case(vars(module)[n])
-    ]
+    values = vars(module)
+    cases = [value for value in values.values() if _is_case(value)]
+    functions = {n: value for n, value in values.items() if n.startswith("test") and inspect.isfunction(value)}
+    classes = [n for n, value in values.items() if n.startswith("Test") and isinstance(value, type)]
     marked = any(getattr(f, "pytestmark", None) or inspect.signature(f).parameters for f in functions.values())
-    if marked or classes or _has_fixtures(module):
+    if marked or any(not _is_case(values[name]) for name in classes) or _has_fixtures(module):
         _by_pytest(module, outcome)
         return
     for name, function in functions.items():
         for prepare in ("setup_function", "setup_module"):
-            if prepare in vars(module) and not inspect.signature(vars(module)[prepare]).parameters:
-                vars(module)[prepare]()
+            if prepare in values and not inspect.signature(values[prepare]).parameters:
+                values[prepare]()
         try:
             result = function()
             if inspect.iscoroutine(result):

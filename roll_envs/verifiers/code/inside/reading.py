@@ -143,10 +143,8 @@ def free_names(code: str, bound: set[str]) -> set[str]:
             yield from read(child)
 
     names = set(read(table)) - top - bound
-    called = set(names)
-    mine = {name for name in names if hasattr(builtins, name)}
-    if called == mine:  # nothing but built-in names: the innermost call is the one that is tested
-        return _innermost(ast.parse(code), mine)
+    if all(hasattr(builtins, name) for name in names):  # the innermost call is the one that is tested
+        return _innermost(ast.parse(code), names)
     return names
 
 
@@ -239,10 +237,6 @@ class Checks(ast.NodeTransformer):
             "assert"
         )
         return [_call("at"), node, *([_call("hard")] if named else [])]
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        self.generic_visit(node)
-        return node
 
 
 def _call(method: str) -> ast.stmt:

@@ -33,10 +33,11 @@ class Template:
     """The process of the cells. Simple tests are run here, between one exchange and the next (see ``stand_ins``); each
     run of others is a fork, so that nothing of one reaches the next."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, identity: str) -> None:
         self._mark, self._child = mark, 0
         self._channel: Any = None
         self._recorded: tuple[dict[str, Any], list[str]] | None = None
+        self._say(identity, "ready\n")
 
     def start(self, identity: str, plan: dict[str, Any], *, live: bool = False, **how: Any) -> None:
         """Run the tests of a plan, in place of those before; ``how``: see :func:`_link`. ``live``: call by call."""
@@ -91,10 +92,9 @@ class Template:
     def _end(self) -> None:
         self._recorded = None
         if self._child:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._child, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
             self._channel.close()
             self._child = 0

@@ -10,15 +10,12 @@ import datetime
 import decimal
 import fractions
 import keyword
-import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST_VALUES = 200_000
 MAX_DEPTH = 90
-_PLAIN: tuple[tuple[Any, str], ...] = ((list, "l"), (tuple, "t"), (set, "S"), (frozenset, "F"))
-_EXACT: dict[type, str] = {datetime.date: "D", datetime.datetime: "DT", datetime.time: "T"}
 BUILT_IN = {
     kind.__name__: kind
     for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset, range, type(None), object)
@@ -31,25 +28,9 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
     left[0] -= 1
     if depth > MAX_DEPTH or left[0] < 0:
         raise ValueError("the value is too deep or too large to come out")
-    if value is None:
-        return ["n"]
-    if value is True or value is False:
-        return ["b", 1 if value else 0]
     kind = type(value)
-    # Methods are called on the plain type, since a subclass may override them. Hexadecimal: exact, and without
-    # Python's limit on the decimal digits of an int.
-    if isinstance(value, int):
-        return ["i", hex(int.__add__(value, 0))]
-    if isinstance(value, float):
-        return ["f", float.hex(float.__add__(value, 0.0)) if value == value else "nan"]
-    if isinstance(value, complex):
-        return ["c", float.hex(value.real), float.hex(value.imag)]
-    if isinstance(value, str):
-        return ["s", str.__str__(value)]
-    if isinstance(value, (bytes, bytearray)):
-        return ["Y" if isinstance(value, bytearray) else "y", bytes(value).hex()]
-    if kind is range:
-        return ["r", hex(value.start), hex(value.stop), hex(value.step)]
+    if kind in _BY_KIND:
+        return [_BY_KIND[kind].tag, *_BY_KIND[kind].write(value)]
 
     def items(values: Any) -> list[Any]:
         return [encode(item, handle, depth + 1, left) for item in values]
@@ -61,21 +42,16 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
     fields = getattr(kind, "_fields", None)
     if isinstance(value, tuple) and isinstance(fields, tuple) and len(fields) == tuple.__len__(value):
         return ["N", kind.__name__, list(fields), items(tuple.__iter__(value))]
-    for plain, tag in _PLAIN:
-        if isinstance(value, plain):
-            return [tag, items(plain.__iter__(value))]
+    for tag in ("l", "t", "S", "F"):
+        if isinstance(value, _COLLECTIONS[tag]):
+            return [tag, items(_COLLECTIONS[tag].__iter__(value))]
     if kind is collections.deque:
         return ["Q", items(value)]
-    if kind is fractions.Fraction:
-        return ["q", hex(value.numerator), hex(value.denominator)]
-    if kind is decimal.Decimal:
-        return ["m", str(value)]
-    if kind in _EXACT:
-        return [_EXACT[kind], value.isoformat()]
-    if kind is datetime.timedelta:
-        return ["td", value.days, value.seconds, value.microseconds]
     if kind is slice:
         return ["sl", *items((value.start, value.stop, value.step))]
+    for form in _FORMS:
+        if form.subclasses and isinstance(value, form.kind):
+            return [form.tag, *form.write(value)]
     if BUILT_IN.get(getattr(value, "__name__", "")) is value and isinstance(value, type):
         return ["g", value.__name__]
     numpy = sys.modules.get("numpy")
@@ -99,12 +75,8 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
             raise ValueError("not a list of values")
         return [decode(item, handle, depth + 1) for item in values]
 
-    def number(text: Any) -> int:
-        return int(text, 16)
-
-    simple = _READERS.get(tag)
-    if simple is not None:
-        return simple(*rest)
+    if tag in _READERS:
+        return _READERS[tag](*rest)
     if tag in _COLLECTIONS:
         return _COLLECTIONS[tag](items(rest[0]))
     if tag in _MAPPINGS:
@@ -132,25 +104,47 @@ def _array(rest: list[Any]) -> Any:
     return flat[0] if len(rest) == 2 else flat.reshape([int(n) for n in rest[1]]).copy()
 
 
-_READERS: dict[str, Callable[..., Any]] = {
-    "n": lambda: None,
-    "b": bool,
-    "i": lambda text: int(text, 16),
-    "f": lambda text: math.nan if text == "nan" else float.fromhex(text),
-    "c": lambda real, imag: complex(float.fromhex(real), float.fromhex(imag)),
-    "s": lambda text: str.__str__(text),
-    "y": bytes.fromhex,
-    "Y": bytearray.fromhex,
-    "r": lambda *parts: range(*(int(part, 16) for part in parts)),
-    "q": lambda *parts: fractions.Fraction(*(int(part, 16) for part in parts)),
-    "m": lambda text: decimal.Decimal(str.__str__(text)),
-    "D": datetime.date.fromisoformat,
-    "DT": datetime.datetime.fromisoformat,
-    "T": datetime.time.fromisoformat,
-    "td": datetime.timedelta,
-    "g": lambda name: BUILT_IN[name],
-}
-_COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
+class _Form(NamedTuple):
+    """How values of one class are written and read."""
+
+    tag: str
+    kind: type
+    write: Callable[[Any], list[Any]]
+    """Methods are called on the plain type, since a subclass may override them."""
+    read: Callable[..., Any]
+    subclasses: bool = False
+    """Whether values of subclasses are written so, too; they arrive as the plain type."""
+
+
+def _from_hex(*parts: str) -> list[int]:
+    return [int(part, 16) for part in parts]
+
+
+# Hexadecimal: exact, and without Python's limit on the decimal digits of an int.
+_FORMS = (
+    _Form("n", type(None), lambda value: [], lambda: None),
+    _Form("b", bool, lambda value: [int(value)], bool),
+    _Form("i", int, lambda value: [hex(int.__add__(value, 0))], lambda text: int(text, 16), True),
+    _Form("f", float, lambda value: [float.hex(float.__add__(value, 0.0))], float.fromhex, True),
+    _Form("c", complex, lambda value: [float.hex(value.real), float.hex(value.imag)],
+          lambda *parts: complex(*map(float.fromhex, parts)), True),
+    _Form("s", str, lambda value: [str.__str__(value)], lambda text: str.__str__(text), True),
+    _Form("y", bytes, lambda value: [bytes(value).hex()], bytes.fromhex, True),
+    _Form("Y", bytearray, lambda value: [bytes(value).hex()], bytearray.fromhex, True),
+    _Form("r", range, lambda value: [hex(value.start), hex(value.stop), hex(value.step)],
+          lambda *parts: range(*_from_hex(*parts))),
+    _Form("q", fractions.Fraction, lambda value: [hex(value.numerator), hex(value.denominator)],
+          lambda *parts: fractions.Fraction(*_from_hex(*parts))),
+    _Form("m", decimal.Decimal, lambda value: [str(value)], lambda text: decimal.Decimal(str.__str__(text))),
+    _Form("D", datetime.date, lambda value: [value.isoformat()], datetime.date.fromisoformat),
+    _Form("DT", datetime.datetime, lambda value: [value.isoformat()], datetime.datetime.fromisoformat),
+    _Form("T", datetime.time, lambda value: [value.isoformat()], datetime.time.fromisoformat),
+    _Form("td", datetime.timedelta, lambda value: [value.days, value.seconds, value.microseconds], datetime.timedelta),
+)  # fmt: skip
+_BY_KIND = {form.kind: form for form in _FORMS}
+_READERS: dict[str, Callable[..., Any]] = {form.tag: form.read for form in _FORMS}
+_READERS["g"] = lambda name: BUILT_IN[name]
+_COLLECTIONS: dict[str, Any] = {
     "l": list, "t": tuple, "S": set, "F": frozenset, "Q": collections.deque,
 }  # fmt: skip
 _MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
