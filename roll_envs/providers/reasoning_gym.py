@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import gymnasium
@@ -159,6 +160,20 @@ def _make(task: str, config: Mapping[str, Any], seed: int) -> Any:
     """The task's data set with the questions of ``seed``. Raises :class:`ConfigError` for settings that it refuses."""
     package = imported(_PACKAGE, f"{task}-v0", "reasoning-gym")
     try:
-        return package.create_dataset(task, seed=seed, size=1, **config)
+        made = package.create_dataset(task, seed=seed, size=1, **config)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"reasoning-gym's task {task!r} refuses the config {dict(config)}: {error}") from error
+    for name, value in vars(made).items():
+        if type(value) is set and all(isinstance(each, str) for each in value):
+            setattr(made, name, _Ordered(value))
+    return made
+
+
+class _Ordered(set[str]):
+    """A set that two tasks draw from, in the same order in every process: that of texts follows from PYTHONHASHSEED."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__()))
+
+    def __sub__(self, others: AbstractSet[object]) -> _Ordered:
+        return _Ordered(super().__sub__(others))

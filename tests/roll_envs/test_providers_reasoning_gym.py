@@ -136,3 +136,10 @@ def test_every_task_asks_by_its_seed_and_its_own_answer_is_right() -> None:
 def test_tasks_pass_the_check(name: str) -> None:
     report = check_env(f"reasoning_gym/{name}-v0", seeds=(0, 1, 2))
     assert report.ok, str(report)
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize("name", ["ransom_note", "isomorphic_strings"])
+def test_what_a_task_draws_from_a_set_of_letters_does_not_depend_on_the_process(name: str) -> None:
+    report = check_env(f"reasoning_gym/{name}-v0", rules=["processes"])
+    assert report.ok, str(report)
