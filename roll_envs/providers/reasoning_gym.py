@@ -19,8 +19,8 @@ __all__ = ["ReasoningGymEnv", "card", "ids"]
 
 _PACKAGE = "reasoning_gym"
 _NAME = re.compile(r"""(?:DATASET_NAME\s*=|register_dataset\()\s*["'](\w+)["']""")
-_NOTHING = "I do not know."
-"""An answer for which many scorers still give 0.01."""
+_NOTHING = ("I do not know.", "-98765.4321")
+"""Answers for which many scorers still give 0.01: to any text, or to any number."""
 
 
 def ids() -> list[str]:
@@ -51,7 +51,7 @@ def card(id: str) -> EnvironmentCard:
         citation="Stojanovski et al., Reasoning Gym, arXiv:2505.24760. Apache-2.0.",
         differences=(
             "An answer stands in a tag (action_format); a score is never given for a text that has none.",
-            "The 0.01 that many scorers give for any answer is not paid: it is what 'I do not know.' has.",
+            "What 'I do not know.' or a number out of place has is not paid: many scorers give 0.01 for any answer.",
             "A question is drawn from the seed alone, with other seeds for other questions, instead of a fixed list.",
         ),
     )
@@ -133,7 +133,7 @@ class ReasoningGymEnv(TextEnv):
     def _worth(self, said: str) -> float:
         """The score of an answer; 0 where one that says nothing has the same."""
         score = self._score(said)
-        return score if score >= 1.0 or score > self._score(_NOTHING) else 0.0
+        return score if score >= 1.0 or score > max(map(self._score, _NOTHING)) else 0.0
 
     def _score(self, said: str) -> float:
         """0 to 1. An answer that the scorer cannot read, where it reads the task's own, is worth 0, and the error is in
