@@ -19,8 +19,8 @@ __all__ = ["ReasoningGymEnv", "card", "ids"]
 
 _PACKAGE = "reasoning_gym"
 _NAME = re.compile(r"""(?:DATASET_NAME\s*=|register_dataset\()\s*["'](\w+)["']""")
-_NOTHING = ("I do not know.", "-98765.4321")
-"""Answers for which many scorers still give 0.01: to any text, or to any number."""
+_NOTHING = ("I do not know.", "-9876543210")
+"""Answers that many scorers still pay a little: for any text, for any number, or for a digit that is in it."""
 
 
 def ids() -> list[str]:

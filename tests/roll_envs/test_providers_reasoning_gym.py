@@ -67,12 +67,15 @@ def test_gymnasium_makes_a_task_too() -> None:
 
 
 @needs_reasoning_gym
-@pytest.mark.parametrize(("name", "said"), [("advanced_geometry", "nothing at all"), ("gsm_symbolic", "{0!r} of them")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("advanced_geometry", "nothing at all"), ("gsm_symbolic", "{0!r} of them"), ("largest_island", "0123456789" * 9)],
+)
 def test_what_any_answer_or_any_number_gets_is_not_paid(name: str, said: str) -> None:
     env = roll_envs.make(f"reasoning_gym/{name}-v0")
     assert isinstance(env, ReasoningGymEnv)
     env.reset(seed=0)
-    assert env._score(said) == 0.01
+    assert 0.0 < env._score(said) < 0.02
     assert env.step(f"<answer>{said}</answer>")[1] == 0.0
 
 
