@@ -65,7 +65,7 @@ test-browser: .venv/dev.stamp ## the pages of the shop and of runs in a real Chr
 # Takes the engine that answers, or starts one of its own for the time of the tests.
 test-docker: .venv/docker.stamp ## the tests of the Docker sandbox, on a real engine
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} bash tests/sandboxes/docker_engine.sh run \
-		.venv/bin/python -m pytest -m docker tests/sandboxes $(ARGS)
+		.venv/bin/python -m pytest -m docker tests/sandboxes tests/trainer/test_other_environments.py $(ARGS)
 
 vllm: .venv-vllm/stamp ## vLLM (CPU) in an environment of its own
 

@@ -286,11 +286,10 @@ def drawing(id: str, kwargs: Mapping[str, Any]) -> Callable[[str], str | None] |
 
 def settings_to_give(id: str) -> tuple[str, ...]:
     """Settings that an environment cannot be made without, such as the address of a server. Raises as :func:`card`."""
-    from roll_envs.settings import settings_model  # imports pydantic, which importing the hub must not
+    from roll_envs.settings import required_settings  # imports pydantic, which importing the hub must not
 
     found = card(id)
-    fields = settings_model(_class_of(found)).model_fields
-    return tuple(name for name, field in fields.items() if field.is_required() and name not in found.kwargs)
+    return tuple(name for name in required_settings(_class_of(found)) if name not in found.kwargs)
 
 
 def environment_class(id: str) -> type[AnyEnv]:

@@ -135,6 +135,11 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
+def required_settings(make: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the settings of a part that have no default."""
+    return tuple(name for name, field in _fields(settings_model(make)).items() if field.is_required())
+
+
 def described_settings(model: type[BaseModel]) -> list[dict[str, str]]:
     """Name, type, default and description of each setting of a model, as texts for a reference."""
     return [

@@ -13,6 +13,7 @@ from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.providers.games import GameEnv, Played
 from roll_envs.providers.isolation import isolated
 from roll_envs.providers.packages import folder_of, imported
+from roll_envs.providers.words import HOW_TO_GET_WORDS, words_at_hand
 
 __all__ = ["DISTRIBUTION", "GEMEnv", "card", "ids"]
 
@@ -125,14 +126,12 @@ def _whole(shown: str, info: Mapping[str, Any]) -> str:
 
 def _make(game: str, config: Mapping[str, Any]) -> Any:
     """The bare game. Raises :class:`ConfigError` for settings that it refuses, and where it cannot be had here."""
-    package = imported(_PACKAGE, game, "gem")
     try:
-        return package.make(game, **config)
+        with words_at_hand():
+            package = imported(_PACKAGE, game, "gem")
+            return package.make(game, **config)
     except LookupError as error:  # NLTK's own, with a page of words
-        raise ConfigError(
-            f"GEM's {game} needs a word list of NLTK, which is not here; where there is a network, run once: "
-            "python -m nltk.downloader words"
-        ) from error
+        raise ConfigError(f"GEM's {game} needs word lists, which are not here: {HOW_TO_GET_WORDS}") from error
     except (TypeError, ValueError, AssertionError) as error:
         what = f"refuses the config {dict(config)}" if config else "cannot be made with settings of its own"
         raise ConfigError(f"GEM's {game} {what}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import decimal
 import random
 import sys
 import threading
@@ -18,11 +19,12 @@ _ONE_THREAD = threading.RLock()
 
 @contextlib.contextmanager
 def isolated(*seed: int) -> Iterator[None]:
-    """One thread at a time, with global generators that follow from ``seed`` and are put back in the end.
+    """One thread at a time, with global generators that follow from ``seed`` and are put back in the end, as the
+    settings of decimal numbers are.
 
     What the thread prints meanwhile is dropped: stdout is for what commands report.
     """
-    with _ONE_THREAD:
+    with _ONE_THREAD, decimal.localcontext(decimal.Context()):
         plain, numbers = random.getstate(), np.random.get_state(legacy=False)
         start = int(np.random.SeedSequence(seed).generate_state(1)[0])
         random.seed(start)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import gymnasium
@@ -18,8 +19,8 @@ __all__ = ["ReasoningGymEnv", "card", "ids"]
 
 _PACKAGE = "reasoning_gym"
 _NAME = re.compile(r"""(?:DATASET_NAME\s*=|register_dataset\()\s*["'](\w+)["']""")
-_NOTHING = "I do not know."
-"""An answer for which many scorers still give 0.01."""
+_NOTHING = ("I do not know.", "-9876543210")
+"""Answers that many scorers still pay a little: for any text, for any number, or for a digit that is in it."""
 
 
 def ids() -> list[str]:
@@ -50,7 +51,7 @@ def card(id: str) -> EnvironmentCard:
         citation="Stojanovski et al., Reasoning Gym, arXiv:2505.24760. Apache-2.0.",
         differences=(
             "An answer stands in a tag (action_format); a score is never given for a text that has none.",
-            "The 0.01 that many scorers give for any answer is not paid: it is what 'I do not know.' has.",
+            "What 'I do not know.' or a number out of place has is not paid: many scorers give 0.01 for any answer.",
             "A question is drawn from the seed alone, with other seeds for other questions, instead of a fixed list.",
         ),
     )
@@ -132,7 +133,7 @@ class ReasoningGymEnv(TextEnv):
     def _worth(self, said: str) -> float:
         """The score of an answer; 0 where one that says nothing has the same."""
         score = self._score(said)
-        return score if score >= 1.0 or score > self._score(_NOTHING) else 0.0
+        return score if score >= 1.0 or score > max(map(self._score, _NOTHING)) else 0.0
 
     def _score(self, said: str) -> float:
         """0 to 1. An answer that the scorer cannot read, where it reads the task's own, is worth 0, and the error is in
@@ -159,6 +160,20 @@ def _make(task: str, config: Mapping[str, Any], seed: int) -> Any:
     """The task's data set with the questions of ``seed``. Raises :class:`ConfigError` for settings that it refuses."""
     package = imported(_PACKAGE, f"{task}-v0", "reasoning-gym")
     try:
-        return package.create_dataset(task, seed=seed, size=1, **config)
+        made = package.create_dataset(task, seed=seed, size=1, **config)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"reasoning-gym's task {task!r} refuses the config {dict(config)}: {error}") from error
+    for name, value in vars(made).items():
+        if type(value) is set and all(isinstance(each, str) for each in value):
+            setattr(made, name, _Ordered(value))
+    return made
+
+
+class _Ordered(set[str]):
+    """A set that two tasks draw from, in the same order in every process: that of texts follows from PYTHONHASHSEED."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__()))
+
+    def __sub__(self, others: AbstractSet[object]) -> _Ordered:
+        return _Ordered(super().__sub__(others))

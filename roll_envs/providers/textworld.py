@@ -8,7 +8,7 @@ import importlib
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +221,7 @@ def _game(challenge: str, config: tuple[tuple[str, Any], ...], seed: int) -> Map
     package.g_rng.set_seed(seed)
     options = package.GameOptions()
     options.seeds = seed
-    with _folder() as folder:
+    with _folder() as folder, _walked_by_logic():
         options.path = str(Path(folder, "game.z8"))
         try:
             made = challenges[challenge][1](dict(config), options)
@@ -229,3 +229,39 @@ def _game(challenge: str, config: tuple[tuple[str, Any], ...], seed: int) -> Map
             raise ConfigError(f"TextWorld's {challenge} refuses the config {dict(config)}: {error!r}") from error
         generator.compile_game(made, options)
         return {suffix: Path(folder, f"game{suffix}").read_bytes() for suffix in (".z8", ".json")}
+
+
+@contextlib.contextmanager
+def _walked_by_logic() -> Iterator[None]:
+    """The way to a game's end, which tells what wins it, is followed in the game's logic where that is possible: the
+    package compiles the game a second time to do so, which takes as long as all the rest."""
+    maker = importlib.import_module(f"{_PACKAGE}.generator.maker").GameMaker
+    own = maker.set_walkthrough
+    maker.set_walkthrough = lambda made, commands: _walk(made, commands) or own(made, commands)
+    try:
+        yield
+    finally:
+        maker.set_walkthrough = own
+
+
+def _walk(made: Any, commands: Sequence[str]) -> bool:
+    """Whether each of the commands is one action there; then what wins the game knows its actions and commands."""
+    game = made.build()
+    progress = importlib.import_module(f"{_PACKAGE}.generator.game").GameProgression(game)
+    names = importlib.import_module(f"{_PACKAGE}.generator.inform7").Inform7Game(game)
+    wins = [win for quest in progress.quest_progressions for win in quest.win_events]
+    actions: list[Any] = []
+    ways: list[tuple[Any, list[Any], Sequence[str]]] = []
+    for command in commands:
+        valid = progress.valid_actions
+        meant = [a for a, name in zip(valid, names.gen_commands_from_actions(valid), strict=True) if name == command]
+        if len(meant) != 1:
+            return False
+        before = [win.triggered for win in wins]
+        progress.update(meant[0])
+        actions.append(meant[0])
+        new = (win for win, was in zip(wins, before, strict=True) if win.triggered and not was)
+        ways += [(win.event, list(actions), commands[: len(actions)]) for win in new]
+    for event, *way in ways:
+        event.actions, event.commands = way
+    return True

@@ -69,7 +69,9 @@ class Request:
             with contextlib.suppress(UnknownNameError):  # known to Gymnasium alone, or to nobody: making it will tell
                 found = registry.card(self.target)
         varied = self.card is None and bool(self.kwargs)
-        subject = Subject(name=self.name, make=make, seeds=self.seeds, card=found, varied=varied)
+        subject = Subject(
+            name=self.name, make=make, seeds=self.seeds, card=found, varied=varied, timeout_s=self.timeout_s
+        )
         make().close()
         return subject
 

@@ -24,7 +24,6 @@ from roll_envs.testing import trace
 from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, Trace, mixed, need, plain, play, play_seeds
 
 _THREADS = 4
-_PROCESS_TIMEOUT_S = 120
 _RESETS = 100
 _RESETS_S = 3.0
 """After which no more episodes are begun, where they are slow to begin."""
@@ -63,7 +62,6 @@ def _played_elsewhere(request: bytes, hash_seed: str) -> subprocess.CompletedPro
         [sys.executable, "-m", trace.__name__],
         input=request,
         capture_output=True,
-        timeout=_PROCESS_TIMEOUT_S,
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
 
@@ -88,7 +86,7 @@ def threads(subject: Subject) -> str:
         for thread in running:
             thread.start()
         for thread in running:
-            thread.join(_PROCESS_TIMEOUT_S)
+            thread.join(subject.timeout_s)
             need(not thread.is_alive(), "an episode in a thread does not end; is a lock held or a signal awaited?")
     finally:
         sys.setswitchinterval(interval)

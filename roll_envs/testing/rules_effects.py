@@ -38,6 +38,7 @@ def side_effects(subject: Subject) -> str:
     said = printed.getvalue() or written()
     need(not said, f"playing prints {said[:60]!r} to stdout, which is for the caller; use logging")
     need(not events, f"playing {events[0] if events else ''}; an episode needs neither")
+    gc.collect()
     _need_ended(lambda: [t.name for t in threading.enumerate() if t not in threads], "the thread", "running")
     _need_ended(lambda: sorted(_children() - children), "the process", "running")
     _need_ended(lambda: sorted(_open_files() - open_files), "the file descriptor", "open")
@@ -60,7 +61,6 @@ def _apart(was: Any, now: Any) -> str:
 
 def _need_ended(left: Any, what: str, still: str) -> None:
     """What ``left`` gives is empty soon."""
-    gc.collect()
     deadline = time.monotonic() + _ENDS_S
     while (found := left()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -203,6 +203,8 @@ def memory(subject: Subject) -> str:
     env = subject.make()
     done = _reset_for(env, subject.seeds)  # what is kept once, of imports and of each seed, is no leak
     left = []
+    gc.collect()
+    gc.freeze()  # so that a collection looks at what is made from here on, not at all that was imported
     tracemalloc.start()
     try:
         for _ in range(_PARTS):
@@ -216,6 +218,7 @@ def memory(subject: Subject) -> str:
             done += count
     finally:
         tracemalloc.stop()
+        gc.unfreeze()
     # What grows without an end grows in every part; a table that is filled up once does not.
     each = min(left)
     need(each <= _BYTES, f"each reset with its turns leaves {each:.0f} bytes behind; let go of the last episode")

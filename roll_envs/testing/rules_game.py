@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from roll_envs.env import AnyEnv, TextEnv
@@ -31,8 +33,14 @@ def _play(env: AnyEnv, seed: int, answer: Answer) -> _Played:
     )
 
 
-def _random_episodes(env: AnyEnv, seed: int) -> list[_Played]:
-    return [_play(env, seed, mixed(1000 * attempt + seed, garbage=0)) for attempt in range(5)]
+@functools.lru_cache(maxsize=1)
+def _random_episodes(subject: Subject) -> Mapping[int, Sequence[_Played]]:
+    """Five of each seed, played once for all rules."""
+    env = subject.make()
+    return {
+        seed: [_play(env, seed, mixed(1000 * attempt + seed, garbage=0)) for attempt in range(5)]
+        for seed in subject.seeds
+    }
 
 
 def floor(subject: Subject) -> str:
@@ -107,7 +115,7 @@ def oracle(subject: Subject) -> str:
         need(played.turns == count, f"seed {seed} ends after {played.turns} of the oracle's {count} answers")
         returns.append(played.total)
         # An oracle that wins with less than the best return would be a wrong yardstick for agents.
-        lucky = max(each.total for each in _random_episodes(env, seed))
+        lucky = max(each.total for each in _random_episodes(subject)[seed])
         need(
             lucky <= played.total + _TOLERANCE,
             f"a random player earns {lucky:g} in seed {seed}, the oracle {played.total:g}; "
@@ -147,9 +155,9 @@ def reward_range(subject: Subject) -> str:
     low, high = subject.card.reward_range
     need(low < high, f"the card's reward_range is {(low, high)}; the lowest return must be below the highest")
     env = subject.make()
-    played = []
+    played: list[_Played] = []
     for seed in subject.seeds:
-        played += _random_episodes(env, seed)
+        played += _random_episodes(subject)[seed]
         if trace.takes_text(env):
             played.append(_play(env, seed, script()))
         if isinstance(env, TextEnv):

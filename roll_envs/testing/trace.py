@@ -247,6 +247,8 @@ class Subject:
     card: EnvironmentCard | None = None
     varied: bool = False
     """Made with arguments other than the card's, for which its reward range need not hold."""
+    timeout_s: float = 120.0
+    """How long a rule may take, which ends processes that it started too."""
     before: dict[str, Any] = field(default_factory=surroundings)
     """The process before the first instance was made."""
 

@@ -214,6 +214,11 @@ def test_the_built_in_environments_pass(env_id: str) -> None:
     assert report.ok, str(report)
 
 
+def test_settings_that_a_card_gives_are_not_the_users_to_give() -> None:
+    assert settings_to_give("roll/ToolEnv-v0") == ()
+    assert settings_to_give("roll/OpenEnv-v0") == ("url",)
+
+
 def test_an_environment_in_gymnasiums_wrappers_is_checked_without_them() -> None:
     report = check_env(lambda: gymnasium.make("roll/SimpleSokoban-v0"), seeds=SEEDS, rules=["snapshots"])
     assert report.results[0].status == "pass", str(report)

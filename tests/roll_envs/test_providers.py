@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import io
 import logging
 import random
@@ -100,6 +101,15 @@ def test_packages_keep_their_generators_and_their_prints_to_themselves(capsys: p
     assert first == draws(5, 2) != draws(5, 3)
     assert (random.random(), float(np.random.random())) == expected
     assert capsys.readouterr().out == "of another thread\n" * 3
+
+
+def test_settings_of_decimal_numbers_stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decimal.getcontext(), "prec", 20)
+    for _ in range(2):
+        with isolated(0):
+            assert decimal.getcontext().prec == decimal.DefaultContext.prec
+            decimal.getcontext().prec = 12
+        assert decimal.getcontext().prec == 20
 
 
 def test_a_package_is_imported_without_its_handlers_and_missed_by_name(

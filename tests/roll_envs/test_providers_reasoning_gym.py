@@ -67,12 +67,16 @@ def test_gymnasium_makes_a_task_too() -> None:
 
 
 @needs_reasoning_gym
-def test_what_any_answer_gets_is_not_paid() -> None:
-    env = roll_envs.make("reasoning_gym/advanced_geometry-v0")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("advanced_geometry", "nothing at all"), ("gsm_symbolic", "{0!r} of them"), ("largest_island", "0123456789" * 9)],
+)
+def test_what_any_answer_or_any_number_gets_is_not_paid(name: str, said: str) -> None:
+    env = roll_envs.make(f"reasoning_gym/{name}-v0")
     assert isinstance(env, ReasoningGymEnv)
     env.reset(seed=0)
-    assert env._score("nothing at all") == 0.01
-    assert env.step("<answer>nothing at all</answer>")[1] == 0.0
+    assert 0.0 < env._score(said) < 0.02
+    assert env.step(f"<answer>{said}</answer>")[1] == 0.0
 
 
 @needs_reasoning_gym
@@ -135,4 +139,11 @@ def test_every_task_asks_by_its_seed_and_its_own_answer_is_right() -> None:
 @pytest.mark.parametrize("name", ["chain_sum", "sudoku", "word_sorting"])
 def test_tasks_pass_the_check(name: str) -> None:
     report = check_env(f"reasoning_gym/{name}-v0", seeds=(0, 1, 2))
+    assert report.ok, str(report)
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize("name", ["ransom_note", "isomorphic_strings"])
+def test_what_a_task_draws_from_a_set_of_letters_does_not_depend_on_the_process(name: str) -> None:
+    report = check_env(f"reasoning_gym/{name}-v0", rules=["processes"])
     assert report.ok, str(report)

@@ -14,6 +14,7 @@ import pytest
 import roll_envs
 from roll_envs import ConfigError, MissingExtraError
 from roll_envs.providers import textworld
+from roll_envs.providers.isolation import isolated
 from roll_envs.providers.textworld import TextWorldEnv
 from roll_envs.testing import check_env
 
@@ -181,6 +182,23 @@ def test_the_package_s_way_solves_its_games(id: str) -> None:
         assert sum(reward for _, reward, *_ in results) == pytest.approx(1)
         assert results[-1][4]["success"] is True
     env.close()
+
+
+@needs_textworld
+@pytest.mark.parametrize("name", ["CoinCollector-level105", "Simple-balanced-brief", "Cooking"])
+def test_games_are_to_the_byte_those_that_the_package_makes_with_two_compilations(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    challenge, settings = textworld._challenges()[f"textworld/{name}-v0"]
+    config = TextWorldEnv(challenge=challenge, config=settings)._settings()
+    make, walk, walked = textworld._game.__wrapped__, textworld._walk, []
+    monkeypatch.setattr(textworld, "_walk", lambda *given: walked.append(walk(*given)) or walked[-1])
+    with isolated(7):
+        ours = make(challenge, config, 7)
+    monkeypatch.setattr(textworld, "_walk", lambda *given: False)
+    with isolated(7):
+        assert make(challenge, config, 7) == ours
+    assert walked == [True]
 
 
 @needs_textworld

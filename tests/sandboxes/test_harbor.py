@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docker_place import IMAGE, reason_to_skip
+from docker_place import reason_to_skip
+from harbor_task import TOML, task
 
 import roll_envs
 from roll_envs import ConfigError, EnvironmentFaultError
@@ -16,44 +17,6 @@ from roll_envs.sandbox import Isolation, Limits, RunResult
 from roll_envs.testing import check_env
 
 ISOLATION = Isolation(tier="docker", layers=())
-TOML = """
-schema_version = "1.1"
-[task]
-name = "tests/sums"
-[verifier]
-timeout_sec = 20.0
-env = {WORTH = "1"}
-[environment]
-cpus = 1
-memory_mb = 256
-env = {GREETING = "it's here"}
-"""
-# Half of it for a sum that is there, all of it for one that is right.
-TEST = """
-cd "$(dirname "$0")"
-[ -e /app/total.txt ] || { echo 0 > /logs/verifier/reward.txt; exit 1; }
-[ "$(cat /app/total.txt)" = "$(cat expected/total)" ] || WORTH=0.5
-echo $WORTH > /logs/verifier/reward.txt
-"""
-SOLVE = 'set -e\ntotal=0\nfor n in $(cat numbers.txt); do total=$((total + n)); done\necho "$total" > total.txt\n'
-
-
-def task(folder: Path, *, toml: str = TOML, test: str = TEST, image: str = IMAGE, **files: str) -> Path:
-    """A task's folder: the sum of three numbers."""
-    texts = {
-        "task.toml": toml,
-        "instruction.md": "Write the sum of the numbers in numbers.txt to total.txt.\n",
-        "environment/Dockerfile": f"FROM {image}\nUSER root\nWORKDIR /app\nCOPY numbers.txt .\n",
-        "environment/numbers.txt": "1 2 3\n",
-        "tests/test.sh": test,
-        "tests/expected/total": "6\n",
-        "solution/solve.sh": SOLVE,
-        **files,
-    }
-    for name, text in texts.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
 
 
 def answer(command: str) -> str:

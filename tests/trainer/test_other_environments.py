@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,17 @@ def id_(request: pytest.FixtureRequest) -> Iterator[str]:
     roll_envs.unregister(card.id)
 
 
+@pytest.fixture
+def helper(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Any]:
+    """Imports what stands beside the tests of another folder."""
+
+    def imported(folder: str, name: str) -> Any:
+        monkeypatch.syspath_prepend(Path(__file__).parents[1] / folder)
+        return importlib.import_module(name)
+
+    return imported
+
+
 LONGER = {"engine": {"max_tokens": 2048}, "model": {"max_positions": 2048, "hidden_size": 16, "layers": 1}}
 
 
@@ -82,11 +93,29 @@ def test_two_steps_of_an_environment_of_another_package(tmp_path: Path, id: str)
     trained(tmp_path, id, kwargs, warm_start={"steps": 0}, sampling={"max_new_tokens": 40}, **LONGER)
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_two_steps_of_an_openenv_server(tmp_path: Path, helper: Callable[[str, str], Any]) -> None:
+    server = helper("roll_envs", "openenv_server")
+    with server.serving(server.Guess) as url:
+        kwargs, sampling = {"url": url, "max_turns": 3}, {"max_new_tokens": 8}
+        trained(tmp_path, "roll/OpenEnv-v0", kwargs, warm_start={"steps": 0}, sampling=sampling, **LONGER)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("no_pictures")
+def test_two_steps_of_a_task_of_harbor(tmp_path: Path, helper: Callable[[str, str], Any]) -> None:
+    if (reason := helper("sandboxes", "docker_place").reason_to_skip()) is not None:
+        pytest.skip(reason)
+    for number in range(10):  # each tenth is of the split test
+        helper("sandboxes", "harbor_task").task(tmp_path / "tasks" / str(number))
+    kwargs, sampling = {"path": str(tmp_path / "tasks"), "max_turns": 2}, {"max_new_tokens": 8}
+    trained(tmp_path, "roll/Harbor-v0", kwargs, warm_start={"steps": 0}, sampling=sampling, **LONGER)
+
+
 @pytest.mark.verifiers
 @pytest.mark.skipif(importlib.util.find_spec("verifiers") is None, reason="needs verifiers: make test-verifiers")
 @pytest.mark.usefixtures("no_pictures")
-def test_two_steps_of_a_task_set_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "roll_envs")
-    importlib.import_module("verifiers_sets")
+def test_two_steps_of_a_task_set_of_verifiers(tmp_path: Path, helper: Callable[[str, str], Any]) -> None:
+    helper("roll_envs", "verifiers_sets")
     kwargs, sampling = {"taskset": "test_set_sums"}, {"max_new_tokens": 40}
     trained(tmp_path, "roll/Verifiers-v0", kwargs, warm_start={"steps": 1}, sampling=sampling, **LONGER)
