@@ -25,6 +25,7 @@ _SPELT = {
     "plow": "plough",
 }
 """Basic English as NLTK spells it, which is the same list otherwise."""
+_ABSENT = object()
 
 
 @contextlib.contextmanager
@@ -37,27 +38,29 @@ def words_at_hand() -> Iterator[None]:
         yield
         return
     nltk, corpus = importlib.import_module("nltk"), importlib.import_module("nltk.corpus")
-    places = (
+    # The list and the tagger themselves, too: whoever imported a game before has names of its own for them.
+    places: tuple[tuple[Any, str, Any], ...] = (
         (nltk, "download", lambda *arguments, **settings: True),
         (nltk, "pos_tag", _pos_tag),
-        (corpus, "words", _Lists()),
+        (importlib.import_module("nltk.tag"), "_get_tagger", lambda language=None: _tagger()),
+        (corpus.words, "words", _words),
     )
-    kept = [getattr(place, name) for place, name, _ in places]
+    kept = [vars(place).get(name, _ABSENT) for place, name, _ in places]
     for place, name, ours in places:
         setattr(place, name, ours)
     try:
         yield
     finally:
         for (place, name, _), own in zip(places, kept, strict=True):
-            setattr(place, name, own)
+            if own is _ABSENT:  # NLTK reads a list when it is first asked for
+                delattr(place, name)
+            else:
+                setattr(place, name, own)
 
 
-class _Lists:
-    """What games use of ``nltk.corpus.words``."""
-
-    def words(self, name: str | None = None) -> list[str]:
-        """The words of a list, ``en`` or ``en-basic``; of both without a name."""
-        return [word for each in ((name,) if name else ("en", "en-basic")) for word in _LISTS[each]()]
+def _words(name: str | None = None) -> list[str]:
+    """The words of a list, ``en`` or ``en-basic``; of both without a name."""
+    return [word for each in ((name,) if name else ("en", "en-basic")) for word in _LISTS[each]()]
 
 
 @functools.cache

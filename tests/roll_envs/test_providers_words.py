@@ -49,6 +49,17 @@ def test_nltk_has_the_words_within_and_is_as_before_afterwards() -> None:
         assert nltk.pos_tag(["quickly"]) == [("quickly", "RB")]
         assert nltk.download("no such thing") is True
     assert (nltk.download, nltk.pos_tag, nltk.corpus.words) == before
+    assert "words" not in vars(nltk.corpus.words)
+
+
+@needs_words
+def test_who_imported_them_before_has_the_words_too() -> None:
+    from nltk import pos_tag
+    from nltk.corpus import words as imported
+
+    with words_at_hand():
+        assert len(imported.words("en-basic")) == 850
+        assert pos_tag(["quickly"]) == [("quickly", "RB")]
 
 
 @needs_words
