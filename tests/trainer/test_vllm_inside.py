@@ -4,6 +4,7 @@ environment; ``test_vllm`` runs it so."""
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 import torch
 from loop_runs import run
 from tiny import full_logits, tiny_model
+from vllm_engines import until
 
 from roll_envs.errors import EngineError
 from roll_envs.types import Completion, SamplingParams
 from trainer.config import EngineConfig
-from trainer.engines import make_engine
+from trainer.engines import make_engine, vllm_inside
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.vllm_inside import InsideServer
 from trainer.model.forward import weights_of
@@ -69,6 +71,11 @@ def largest_error(models: list[LanguageModel], prompt: tuple[int, ...], completi
     return max(errors)
 
 
+def until_it_samples(engine: RemoteEngine) -> None:
+    states = inner(engine)._engine.output_processor.request_states
+    until(lambda: any(state.detokenizer.num_output_tokens() > 4 for state in list(states.values())))
+
+
 def update(engine: RemoteEngine, models: list[LanguageModel]) -> int:
     version = engine.version + 1
     engine.update_weights(weights_of(models[version % 3].network), version)
@@ -93,7 +100,7 @@ def test_an_update_in_mid_flight_keeps_requests(engine: RemoteEngine, models: li
     futures = [
         engine.submit(p, SamplingParams(max_new_tokens=280, seed=i), timeout_s=FOREVER) for i, p in enumerate(prompts)
     ]
-    time.sleep(0.5)
+    until_it_samples(engine)
     update(engine, models)
     engine.pause()
     done = sum(future.done() for future in futures)
@@ -113,7 +120,7 @@ def test_abort_keeps_what_was_sampled_and_a_cancelled_request_ends(
         return engine.submit(PROMPT, SamplingParams(max_new_tokens=280, seed=seed), timeout_s=FOREVER)
 
     futures = [ask(i) for i in range(40)]
-    time.sleep(0.5)
+    until_it_samples(engine)
     engine.abort()
     answers = [future.result() for future in futures]
     assert {answer.finish for answer in answers} == {"abort"}
@@ -122,10 +129,23 @@ def test_abort_keeps_what_was_sampled_and_a_cancelled_request_ends(
     cancelled = [ask(i) for i in range(4)]
     time.sleep(0.2)
     assert all(future.cancel() for future in cancelled)
-    deadline = time.monotonic() + 10
-    while inner(engine)._engine.has_unfinished_requests():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not inner(engine)._engine.has_unfinished_requests(), within_s=10)
+
+
+def test_an_engine_that_hangs_holds_nobody_up_for_ever(
+    engine: RemoteEngine, models: list[LanguageModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_inside, "_END_S", 0.2)
+    server, hung, goes_on = engine._replicas[0].server, inner(engine), threading.Event()
+    hung._calls.put(lambda: goes_on.wait(FOREVER))
+    assert server.stop()
+    with pytest.raises(EngineError, match=r"has not ended within 0\.2 s"):
+        server.start()
+    goes_on.set()
+    until(lambda: not hung.alive)
+    monkeypatch.undo()
+    completion = engine.generate(PROMPT, SamplingParams(max_new_tokens=4, seed=1), timeout_s=FOREVER)
+    assert largest_error(models, PROMPT, completion) < 1e-3
 
 
 def test_an_engine_that_fails_is_made_again_with_the_current_weights(

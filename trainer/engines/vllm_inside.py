@@ -17,7 +17,7 @@ import threading
 import traceback
 import urllib.parse
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import asdict
 from functools import partial
@@ -27,8 +27,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from roll_envs.errors import EngineError
 from trainer.engines.server import ROUTE_TIMEOUT_S, Server, ServerClient, ServerFaultError, ServerRefusalError
 
+_END_S = 30.0
+"""How long what the engine is at may take before it counts as hung."""
 _TRANSFER = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
 """What workers are asked by the names of the routes."""
 
@@ -59,6 +62,8 @@ class InsideServer(Server):
 
     def start(self) -> None:
         self.stop()
+        if self._engine is not None:  # there can be no other beside it
+            raise EngineError(f"vLLM's engine in this process has not ended within {_END_S:g} s; start the run again")
         os.environ.update(self._added)  # vLLM reads them when it is imported, and later
         self._engine = _EngineThread(self._arguments, self._plugins)
 
@@ -66,7 +71,8 @@ class InsideServer(Server):
         if self._engine is None:
             return False
         self._engine.end()
-        self._engine = None
+        if not self._engine.alive:
+            self._engine = None
         return True
 
     def last_words(self) -> str:
@@ -105,9 +111,9 @@ class _EngineThread:
         return self._thread.is_alive()
 
     def end(self) -> None:
-        """End it, when it has done what it is at."""
+        """End it, when it has done what it is at; one that hangs is left to itself."""
         self._calls.put(None)
-        self._thread.join()
+        self._thread.join(_END_S)
 
     def answer(self, path: str, body: Mapping[str, Any]) -> Future[Any]:
         """What the route ``path`` answers to ``body``; a request that is cancelled is ended."""
@@ -117,8 +123,9 @@ class _EngineThread:
             return future
         self._open.add(future)
         future.add_done_callback(self._open.discard)
-        self._calls.put(partial(self._call, path, body, future))
-        if self._engine is None:  # it is being loaded, or has ended
+        if self._engine is not None:
+            self._calls.put(partial(self._call, path, body, future))
+        if self._engine is None:  # it is being loaded, or has ended, perhaps just now
             _fail(future, ServerFaultError(self.problem or "vLLM is being loaded"))
         return future
 
@@ -180,7 +187,7 @@ class _EngineThread:
             lambda done: self._calls.put(partial(self._abort, [name])) if done.cancelled() else None
         )
 
-    def _abort(self, names: Iterable[str]) -> None:
+    def _abort(self, names: Sequence[str]) -> None:
         """End requests with what they sampled."""
         finish = importlib.import_module("vllm.v1.engine").FinishReason.ABORT
         states = {state.external_req_id: state for state in self._engine.output_processor.request_states.values()}
