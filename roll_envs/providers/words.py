@@ -13,7 +13,7 @@ from roll_envs.providers.packages import folder_of
 
 __all__ = ["HOW_TO_GET_WORDS", "words_at_hand"]
 
-HOW_TO_GET_WORDS = "pip install english-words==2.0.2 smallwords==0.2.1 textblob-aptagger==0.2.0"
+HOW_TO_GET_WORDS = "pip install 'roll-envs[words]'"
 _PACKAGES = ("nltk", "english_words", "smallwords", "textblob_aptagger")
 _SPELT = {
     "behavior": "behaviour",

@@ -118,7 +118,7 @@ def test_a_game_that_fails_pays_nothing() -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (LookupError("a page of words"), "pip install english-words"),
+        (LookupError("a page of words"), r"pip install 'roll-envs\[words\]'"),
         (TypeError("unexpected keyword"), r"refuses the config {'high': 2}: unexpected keyword"),
     ],
 )

@@ -162,7 +162,7 @@ def test_a_reward_and_its_reason_the_other_way_round_are_put_right() -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (LookupError("a page of words"), "pip install english-words"),
+        (LookupError("a page of words"), r"pip install 'roll-envs\[words\]'"),
         (SyntaxError("invalid"), "is written for a newer Python"),
         (TypeError("unexpected keyword"), r"refuses the config {'high': 2}: unexpected keyword"),
     ],
