@@ -74,9 +74,10 @@ class Channel:
         except TimeoutError:
             raise ChannelTimeoutError from None
         except OSError as error:
+            until = min(deadline, time.monotonic() + LAST_WORDS_S)
             with contextlib.suppress(OSError):  # the reason may be on stderr
-                while True:
-                    self._receive(min(deadline, time.monotonic() + LAST_WORDS_S))
+                while time.monotonic() < until:
+                    self._receive(until)
             said = self._stderr.decode("utf-8", "replace").strip()
             raise ChannelClosedError(said or str(error)) from error
         if reply.result.get("id") != header["id"]:
