@@ -2,14 +2,17 @@
 
     python benchmarks/backends.py
     python benchmarks/backends.py --cases torch-1 fsdp2-2 trl-2 --rounds 5
+    python benchmarks/backends.py --device cuda --cases torch-1 fsdp2-1 deepspeed2-1 megatron-1 --width 896 --layers 24
 
 All cases take the same random Qwen2, rows and advantages, and whole optimiser steps (forward, backward, clipping,
-AdamW, float32), of which the first is not timed. Each process is a rank with ``--threads`` threads, over gloo. Cases
-take turns, in the reverse order every second round. TRL is ``GRPOTrainer.train()`` on given rows (see ``learner.py``);
-accelerate does not offer FSDP on a CPU by itself, so this file tells its state that the processes may have it.
+AdamW, float32), of which the first is not timed. Each process is a rank with ``--threads`` threads, over gloo, or on a
+GPU, over NCCL. Cases take turns, in the reverse order every second round. TRL is ``GRPOTrainer.train()`` on given rows
+(see ``learner.py``); accelerate does not offer FSDP on a CPU by itself, so this file tells its state that the processes
+may have it.
 
 Columns: *held* is the storage of all tensors that are alive between two steps, *growth* the largest resident set
-(VmHWM) less that before the model was made, both of the rank that has most.
+(VmHWM) less that before the model was made, both of the rank that has most; on a GPU the second is the most that
+torch's allocator has given out there.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="rows of 256 tokens in a step, of all ranks together")
     parser.add_argument("--rows-per-microbatch", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1, help="of torch, in each process")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of our cases")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="of our cases")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest time of a case")
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--width", type=int, default=256)
@@ -75,7 +80,7 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     found: dict[str, list[dict[str, float]]] = {case: [] for case in options.cases}
     for number in range(options.rounds):
         for case in options.cases if number % 2 == 0 else reversed(options.cases):
-            found[case].append(run_case(case, folder, options.timeout))
+            found[case].append(run_case(case, folder, options))
     print("| Backend | Ranks | Steps/s (median, range) | CPU s per step | Held | Growth | Norm | over TRL |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     middle = {case: statistics.median(r["steps_per_s"] for r in results) for case, results in found.items()}
@@ -91,7 +96,7 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
         )
 
 
-def run_case(case: str, folder: Path, timeout_s: float) -> dict[str, float]:
+def run_case(case: str, folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """One run of a case: the slowest rank's speed, the largest memory, the CPU seconds of all."""
     side, _, count = case.partition("-")
     with socket.socket() as free:
@@ -100,7 +105,8 @@ def run_case(case: str, folder: Path, timeout_s: float) -> dict[str, float]:
     common = {
         "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": (folder / "threads.json").read_text(), "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "DS_ACCELERATOR": "cpu", "LOCAL_WORLD_SIZE": count,
+        "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "DS_ACCELERATOR": options.device,
+        "LOCAL_WORLD_SIZE": count,
     }  # fmt: skip
     own = ["--side", side, "--folder", str(folder)]
     arguments = [a for a in sys.argv[1:] if a != "--cases" and a not in ALL_CASES]
@@ -113,13 +119,13 @@ def run_case(case: str, folder: Path, timeout_s: float) -> dict[str, float]:
                     env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 )
             )  # fmt: skip
-    until = time.monotonic() + timeout_s
+    until = time.monotonic() + options.timeout
     try:
         for rank, process in enumerate(processes):
             if process.wait(max(0.1, until - time.monotonic())):
                 raise SystemExit(f"{case}: rank {rank} failed:\n{(folder / f'rank{rank}.log').read_text()[-4000:]}")
     except subprocess.TimeoutExpired:
-        raise SystemExit(f"{case}: a rank took longer than {timeout_s:g} s (--timeout)") from None
+        raise SystemExit(f"{case}: a rank took longer than {options.timeout:g} s (--timeout)") from None
     finally:
         for process in processes:
             process.kill()
@@ -134,7 +140,7 @@ def run_case(case: str, folder: Path, timeout_s: float) -> dict[str, float]:
     }
 
 
-def held_mib() -> float:
+def held_mib(device: str) -> float:
     """Storage of all tensors of this process, each once; of a sharded one, that of its shard."""
     import torch
     from torch.distributed.tensor import DTensor
@@ -146,19 +152,19 @@ def held_mib() -> float:
             continue
         for tensor in (thing, thing.grad if thing.is_leaf else None):
             local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-            if local is not None and local.device.type == "cpu":
+            if local is not None and local.device.type == device:
                 storage = local.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values()) / 2**20
 
 
-def summary(times: list[tuple[float, float]], before: float, held: float, norm: float) -> dict[str, float]:
+def summary(times: list[tuple[float, float]], growth: float, held: float, norm: float) -> dict[str, float]:
     """``times`` are (wall, CPU) seconds of each step; the first is not counted."""
     return {
         "wall_s": statistics.median(wall for wall, _ in times[1:]),
         "cpu_s": statistics.median(cpu for _, cpu in times[1:]),
         "held_mib": held,
-        "growth_mib": resident_mib() - before,
+        "growth_mib": growth,
         "grad_norm": norm,
     }
 
@@ -186,11 +192,12 @@ def run_ours(options: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(options.threads)
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if count > 1 or options.side != "torch":
-        distributed.init_process_group("gloo")
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo")
     config = parse_config(
         f"format: 1\nname: b\nsteps: 1\nenv: {{id: roll/FrozenLake-v0}}\n"
         f"optimizer: {{lr: {LR}, betas: [0.9, 0.999], max_grad_norm: 1.0}}\n"
-        f"learner: {LEARNERS[options.side]}, device: cpu, logits_mib: 64}}\n"
+        f"learner: {LEARNERS[options.side]}, device: {options.device}, precision: {options.precision}, "
+        "logits_mib: 64}\n"
         f"placement: {{learner: {{ranks: {count}}}}}\n"
     )
     ranks = Ranks(distributed.group.WORLD) if distributed.is_initialized() else None
@@ -221,12 +228,19 @@ def run_ours(options: argparse.Namespace) -> dict[str, float]:
         mine = replace(whole, tokens=0, sequences=0) if rank else whole
         return learner.step(batches, mine, lr=LR, on_policy=True)[0]
 
+    def whole_step() -> Any:
+        metrics = step()
+        if options.device == "cuda":
+            torch.cuda.synchronize()
+        return metrics
+
     times, norms = [], []
     for _ in range(1 + options.steps):
-        metrics, spent = timed(step)
+        metrics, spent = timed(whole_step)
         times.append(spent)
         norms.append(metrics["learner/grad_norm"])
-    return summary(times, before, held_mib(), norms[0])
+    most = torch.cuda.max_memory_allocated() / 2**20 if options.device == "cuda" else resident_mib() - before
+    return summary(times, most, held_mib(options.device), norms[0])
 
 
 def allow_fsdp_on_cpu() -> None:
@@ -274,7 +288,7 @@ def run_trl(options: argparse.Namespace) -> dict[str, float]:
             wall, cpu = times.pop()
             times.append((time.perf_counter() - wall, time.process_time() - cpu))
             if len(times) == 1 + options.steps:
-                held.append(held_mib())
+                held.append(held_mib("cpu"))
 
     before = resident_mib()
     sharded = {"version": 2, "reshard_after_forward": True, "transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"]}
@@ -303,7 +317,7 @@ def run_trl(options: argparse.Namespace) -> dict[str, float]:
             raise SystemExit(f"{count} ranks of TRL, and FSDP is {trainer.is_fsdp_enabled}")
         trainer.train()
     norm = next(entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry)
-    return summary(times, before, held[0], float(norm))
+    return summary(times, resident_mib() - before, held[0], float(norm))
 
 
 if __name__ == "__main__":

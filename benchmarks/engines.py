@@ -36,13 +36,14 @@ from trainer.config import ModelConfig, RunConfig
 from trainer.config.load import load_config
 from trainer.engines import Engine, make_engine
 from trainer.model.forward import weights_of
-from trainer.model.network import build_model
+from trainer.model.network import build_model, choose_device
 from trainer.rollout.source import Session, draw_tasks
 
 SHAPES = {
     "small": ModelConfig(hidden_size=96, layers=4, heads=3, max_positions=512),
     "10m": ModelConfig(hidden_size=320, layers=8, heads=10, mlp_ratio=2.67, max_positions=512),
     "135m": ModelConfig(hidden_size=576, layers=30, heads=9, mlp_ratio=1536 / 576, max_positions=512),
+    "360m": ModelConfig(hidden_size=896, layers=24, heads=14, mlp_ratio=4864 / 896, max_positions=512),
 }
 TIMEOUT_S = 3600.0
 Asked = list[tuple[tuple[int, ...], SamplingParams]]
@@ -56,10 +57,14 @@ def spread(values: Sequence[float], form: str = ".0f") -> str:
     return f"{statistics.median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
 
 
-def run_config(shape: str, engine: str, running: int) -> RunConfig:
+def run_config(shape: str, engine: str, running: int, options: argparse.Namespace) -> RunConfig:
+    own = [f"engine.dtype={options.dtype}", *(f"engine.{text}" for text in options.settings)] if engine != "hf" else []
     config = load_config(
         Path(__file__).parents[1] / "configs" / "sokoban_tiny.yaml",
-        [f"engine.name={engine}", f"engine.max_running={running}", f"rollout.max_running={running}"],
+        [
+            *(f"engine.name={engine}", f"engine.device={options.device}", *own),
+            *(f"engine.max_running={running}", f"rollout.max_running={running}"),
+        ],
     )
     return config.model_copy(update={"model": SHAPES[shape]})
 
@@ -130,7 +135,7 @@ def measure_loop(options: argparse.Namespace) -> None:
     row(*["---"] * 6)
     for shape in options.shapes:
         for name in options.engines:
-            config = run_config(shape, name, options.running)
+            config = run_config(shape, name, options.running, options)
             loops, owns = [], []
             with Session(config) as session:
                 asked: Asked = []
@@ -165,18 +170,19 @@ def measure_logprobs(options: argparse.Namespace) -> None:
     row(*["---"] * 5)
     for shape in options.shapes:
         for name in options.engines:
-            config = run_config(shape, name, 64)
+            config = run_config(shape, name, 64, options)
             env = roll_envs.make(config.env.id, **config.env.kwargs)
             model = build_model(config.model, env, 0)
+            model.network.to(choose_device(options.device))
             engine = make_engine(model, config.engine)
             before = difference(model.network, engine)
             seconds = []
-            generator = torch.Generator().manual_seed(0)
+            generator = torch.Generator(model.network.device).manual_seed(0)
             for version in range(1, options.updates + 1):
                 with torch.no_grad():
                     for parameter in model.network.parameters():
-                        step = torch.randn(parameter.shape, generator=generator) * parameter.std().nan_to_num()
-                        parameter += 0.02 * step
+                        step = torch.randn(parameter.shape, generator=generator, device=parameter.device)
+                        parameter += 0.02 * step * parameter.std().nan_to_num()
                 started = time.perf_counter()
                 engine.update_weights(weights_of(model.network), version)
                 seconds.append(time.perf_counter() - started)
@@ -194,10 +200,10 @@ def difference(network: Any, engine: Engine) -> float:
     futures = [engine.submit(p, s, timeout_s=TIMEOUT_S) for p, s in zip(prompts, asked, strict=True)]
     for prompt, future in zip(prompts, futures, strict=True):
         answer = future.result()
-        ids = torch.tensor([[*prompt, *answer.ids]])
+        ids = torch.tensor([[*prompt, *answer.ids]], device=network.device)
         logits = network.eval()(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
         expected = (logits / temperature).log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
-        worst = max(worst, (expected - torch.tensor(answer.logprobs)).abs().max().item())
+        worst = max(worst, (expected.cpu() - torch.tensor(answer.logprobs)).abs().max().item())
     return worst
 
 
@@ -300,6 +306,9 @@ def main() -> None:
     parser.add_argument("what", choices=["loop", "logprobs", "http"])
     parser.add_argument("--engines", nargs="+", default=["hf", "vllm"])
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["small", "10m"])
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="of the engines")
+    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="of servers")
+    parser.add_argument("--settings", nargs="*", default=[], metavar="KEY=VALUE", help="of servers, as in a run's file")
     parser.add_argument("--running", type=int, default=64, help="episodes, and requests, at the same time")
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--updates", type=int, default=50)

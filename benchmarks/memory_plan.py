@@ -1,11 +1,12 @@
-"""How far the memory plan is from what a process on a CPU takes: learner and built-in engine, each phase by itself.
+"""How far the memory plan is from what a process takes: learner and built-in engine, each phase by itself.
 
     python benchmarks/memory_plan.py                     # each case in a process of its own, a table at the end
     python benchmarks/memory_plan.py --cases small-lora
+    python benchmarks/memory_plan.py --device cuda --cases 135m large large-bfloat16 large-lora-bfloat16
 
-Measured is the peak of the resident set in a phase (its counter is reset before it), less the resident set before the
-model was made. The C library is told to give large blocks back at once (MALLOC_MMAP_THRESHOLD_), so that what was freed
-does not count. Linux only.
+Measured is the peak of a phase, whose counter is reset before it, less what was taken before the model was made: of the
+resident set on a CPU (Linux only), of what torch's allocator has given out on a GPU. The C library is told to give
+large blocks back at once (MALLOC_MMAP_THRESHOLD_), so that what was freed does not count.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ CASES = {
     "135m-lora": Case("135m", 512, ("learner.lora_rank=8",)),
     "135m-lora-bfloat16": Case("135m", 512, ("learner.lora_rank=8", "learner.precision=bfloat16")),
     "large": Case("0.5b", 256),
+    "large-bfloat16": Case("0.5b", 4096, ("learner.precision=bfloat16", "learner.logits_mib=1024")),
+    "large-lora-bfloat16": Case(
+        "0.5b", 4096, ("learner.precision=bfloat16", "learner.logits_mib=1024", "learner.lora_rank=32")
+    ),
 }
 TEXT = """
 format: 1
@@ -71,7 +76,27 @@ def resident(key: str) -> float:
     return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
-def measure(case: Case) -> None:
+def taken(device: str) -> float:
+    """Bytes that are taken now."""
+    import torch
+
+    return float(torch.cuda.memory_allocated()) if device == "cuda" else resident("VmRSS")
+
+
+def peak(device: str) -> float:
+    """The most bytes that were taken since the last call."""
+    import torch
+
+    if device == "cuda":
+        most = float(torch.cuda.max_memory_allocated())
+        torch.cuda.reset_peak_memory_stats()
+        return most
+    most = resident("VmHWM")
+    Path("/proc/self/clear_refs").write_text("5")
+    return most
+
+
+def measure(case: Case, device: str) -> None:
     """Print the phases of one case: planned and measured bytes."""
     import numpy as np
     import torch
@@ -93,14 +118,13 @@ def measure(case: Case) -> None:
     torch.set_num_threads(1)
     config = parse_config(TEXT, [*case.overrides, f"learner.tokens_per_microbatch={case.tokens}"])
     shape: Any = Qwen2Config(**SHAPES[case.shape], tie_word_embeddings=True, max_position_embeddings=4096)
-    planned = make_plan(config, shape, devices=("cpu", "cpu")).phases("cpu")
+    planned = make_plan(config, shape, devices=(device, device)).phases(device)
     settings = part_settings(config.learner, BACKENDS.find("torch"))
     peaks: dict[str, float] = {}
     step = module.take_step
 
     def phase(name: str) -> None:
-        peaks[name] = resident("VmHWM") - before
-        Path("/proc/self/clear_refs").write_text("5")
+        peaks[name] = peak(device) - before
 
     def split(*arguments: Any) -> None:
         phase(BACKWARD)
@@ -113,8 +137,10 @@ def measure(case: Case) -> None:
     def play(shape: Any, rounds: int) -> None:
         """Sample and learn; what the last round takes is in ``peaks``."""
         model = LanguageModel(network=Qwen2ForCausalLM(shape), tokenizer=None)
-        learner = TorchLearner(model, loss=LossConfig(), optimizer=config.optimizer, temperature=1.0, settings=settings)
-        engine = HFEngine(model, max_running=16, max_tokens=512, device="cpu")
+        learner = TorchLearner(
+            model, loss=LossConfig(), optimizer=config.optimizer, temperature=1.0, settings=settings, device=device
+        )
+        engine = HFEngine(model, max_running=16, max_tokens=512, device=device)
         rows, advantages = make_rows(shape.vocab_size, rows=2 * case.tokens // 256, tokens=256)
         tokens = tokens_of(rows).with_columns(advantage=np.concatenate(advantages))
         batches = make_batches(rows, tokens, range(len(rows)), pack_tokens=512, tokens_per_microbatch=case.tokens)
@@ -127,12 +153,12 @@ def measure(case: Case) -> None:
             engine.update_weights(learner.weights(), 1)
             phase(SAMPLING)
             learner.step(batches, denominators_of(tokens, range(len(rows))), lr=1e-6, on_policy=True)
-            peaks[ALWAYS] = resident("VmRSS") - before
+            peaks[ALWAYS] = taken(device) - before
         engine.close()
 
     # What libraries load at first use is theirs.
     play(Qwen2Config(**{**SHAPES["25m"], "vocab_size": 100, "num_hidden_layers": 1}, tie_word_embeddings=True), 1)
-    before = resident("VmRSS")
+    before = taken(device)
     play(shape, 2)
     for name in (ALWAYS, BACKWARD, STEP, SAMPLING):
         planned_mib, found = planned[name] / 2**20, peaks[name] / 2**20
@@ -142,15 +168,16 @@ def measure(case: Case) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
-        measure(CASES[options.alone])
+        measure(CASES[options.alone], options.device)
         return
     print("| Case | Phase | Planned MiB | Measured MiB | Plan over measured |\n| --- | --- | --- | --- | --- |")
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     for name in options.cases:
-        command = [sys.executable, __file__, "--alone", name]
+        command = [sys.executable, __file__, "--device", options.device, "--alone", name]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         for line in done.stdout.strip().splitlines():
             print(f"| {name} | {line} |", flush=True)

@@ -107,21 +107,33 @@ def test_flex_is_the_same() -> None:
     assert torch.allclose(found, alone(qkv, lengths), atol=1e-5)
 
 
-def test_flash_is_told_where_sequences_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel is for CUDA; here a plain function with its signature answers, so that the wiring is tried."""
+@pytest.mark.parametrize("release", ["torch 2.11", "torch 2.12"])
+def test_flash_is_told_where_sequences_start(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel is for CUDA; here a plain function with its signature answers, so that the wiring is tried. The older
+    one wants a head of keys and values for each of the queries."""
     lengths = [7, 1, 20, 5]
     qkv = inputs(lengths)
+    assert qkv[0].shape[1] != qkv[1].shape[1]
 
-    def varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, **keywords: Any) -> Any:
+    def older(
+        q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, scale: Any, window_size: Any
+    ) -> Any:
+        assert k.shape == v.shape == q.shape
+        return newer(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=window_size)
+
+    def newer(
+        q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *,
+        scale: Any, window_size: Any, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
         assert cu_q.dtype == cu_k.dtype == torch.int32
         assert (max_q, max_k) == (20, 20)
-        assert keywords == {"scale": None, "window_size": (-1, 0), "enable_gqa": True}
+        assert (scale, window_size) == (None, (-1, 0))
         parts = [slice(a, b) for a, b in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), strict=True)]
         each = [[x[part].transpose(0, 1)[None] for x in (q, k, v)] for part in parts]
-        outs = [scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True) for x in each]
+        outs = [scaled_dot_product_attention(*x, is_causal=True, enable_gqa=enable_gqa) for x in each]
         return torch.cat([out[0].transpose(0, 1) for out in outs])
 
-    monkeypatch.setattr(attention, "_varlen", lambda: varlen)
+    monkeypatch.setattr(attention, "_varlen", lambda: {"torch 2.11": older, "torch 2.12": newer}[release])
     found = run(qkv, layout_of_positions(positions_of(lengths), "flash"))
     assert torch.allclose(found, alone(qkv, lengths), atol=1e-12)
 
@@ -194,10 +206,17 @@ def test_what_does_not_run_here_is_refused() -> None:
         choose_attention("flash", cuda, torch.float32)
 
 
+def test_the_varlen_of_torch_2_10_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_2_10(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int) -> None: ...
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_2_10)
+    assert choose_attention("auto", torch.device("cuda"), torch.bfloat16) == "sdpa"
+
+
 def test_no_flash_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_varlen", lambda: None)
     assert choose_attention("auto", torch.device("cuda"), torch.bfloat16) == "sdpa"
-    with pytest.raises(ConfigError, match=r"needs torch.nn.attention.varlen, which torch .* does not have"):
+    with pytest.raises(ConfigError, match=r"needs torch.nn.attention.varlen with a scale, which torch .* does not"):
         choose_attention("flash", torch.device("cuda"), torch.bfloat16)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -235,8 +236,8 @@ def choose_attention(name: str, device: torch.device, dtype: torch.dtype) -> Kin
         )
     if name == "flash" and _varlen() is None:
         raise ConfigError(
-            f"learner.attention 'flash' needs torch.nn.attention.varlen, which torch {torch.__version__} does not "
-            "have; install torch 2.10 or newer, or use 'sdpa'"
+            f"learner.attention 'flash' needs torch.nn.attention.varlen with a scale, which torch {torch.__version__} "
+            "does not have; install torch 2.11 or newer, or use 'sdpa'"
         )
     return cast(Kind, name)
 
@@ -347,7 +348,8 @@ def _varlen() -> Callable[..., Any] | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return varlen_attn
+    # That of torch 2.10 takes no scale and no window.
+    return varlen_attn if "window_size" in signature(varlen_attn).parameters else None
 
 
 def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
@@ -355,16 +357,13 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sc
     varlen = _varlen()
     assert varlen is not None  # choose_attention has looked
     tokens = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)]
-    out = varlen(
-        *tokens,
-        layout.starts,
-        layout.starts,
-        layout.longest,
-        layout.longest,
-        scale=scale,
-        window_size=(-1, 0),
-        enable_gqa=k.shape[1] != q.shape[1],
-    )
+    keywords: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
+    if (groups := q.shape[1] // k.shape[1]) > 1:
+        if "enable_gqa" in signature(varlen).parameters:
+            keywords["enable_gqa"] = True
+        else:  # torch 2.11
+            tokens[1:] = [x.repeat_interleave(groups, dim=1) for x in tokens[1:]]
+    out = varlen(*tokens, layout.starts, layout.starts, layout.longest, layout.longest, **keywords)
     return out[None]  # type: ignore[no-any-return]
 
 
