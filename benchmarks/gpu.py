@@ -214,9 +214,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="small shapes on any device: a test of the path")
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
-    parser.add_argument(
-        "--output", type=Path, help="default: benchmarks/results/gpu.md; with --tiny nothing is written"
-    )
+    parser.add_argument("--output", type=Path, help="default: gpu.md in this folder; with --tiny nothing is written")
     options = parser.parse_args()
     device = choose_device("auto")
     if device.type != "cuda" and not options.tiny:
@@ -245,7 +243,7 @@ def main() -> int:
             found.append(f"\nFailed: {type(error).__name__}: {error}")
         found.append(f"\n({time.monotonic() - started:.0f} s)")
         lines.append("\n".join(found).strip())
-    output = options.output or (None if options.tiny else ROOT / "benchmarks" / "results" / "gpu.md")
+    output = options.output or (None if options.tiny else Path("gpu.md"))
     if output is not None:
         output.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     return 1 if failed else 0
