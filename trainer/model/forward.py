@@ -102,7 +102,7 @@ def _scaled_logits(
         z.add_(bias / temperature if early else bias)
     if softcap is not None:
         z.div_(softcap).tanh_().mul_(softcap)
-    return z if early else z.div_(temperature)
+    return z if early or temperature == 1 else z.div_(temperature)
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -160,14 +160,16 @@ class _LinearLogprobs(torch.autograd.Function):
             gradient = _logit_gradient(z, labels[part], by_logp, by_entropy, entropy[part])
             if slope is not None:
                 gradient.mul_(slope)
+            if totals[2] is not None:
+                totals[2].add_(gradient.sum(0))
+            if mixed:
+                gradient = gradient.to(weight.dtype)  # as both products take it
             if totals[0] is not None:
                 totals[0][part] = _product(gradient, weight, weight.dtype)
             if totals[1] is not None and mixed:
                 totals[1].add_(_product(gradient.T, hidden[part], weight.dtype))
             elif totals[1] is not None:  # in place: it is as large as the head
                 totals[1].addmm_(gradient.T, hidden[part].to(gradient.dtype))
-            if totals[2] is not None:
-                totals[2].add_(gradient.sum(0))
         done = [
             None if total is None else total.div_(ctx.temperature).to(x.dtype)
             for x, total in zip((hidden, weight, bias), totals, strict=True)
