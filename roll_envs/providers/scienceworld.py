@@ -226,7 +226,12 @@ class _Simulator:
         """What a method of the simulator gives; a list is Python's. Raises :class:`EnvironmentFaultError`."""
         try:
             answer = getattr(self._server, method)(*arguments)
-            return answer if isinstance(answer, str | int | float | bool | None) else list(answer)
+            if isinstance(answer, str | int | float | bool | None):
+                return answer
+            if not len(answer) or not isinstance(answer[0], str):
+                return list(answer)
+            # Each element of a list is a message; all texts in one is one.
+            return str(self._gateway.jvm.String.join("\n", answer)).split("\n")
         except Exception as error:  # of Java, or of the connection
             raise EnvironmentFaultError(f"ScienceWorld's simulator failed at {method}: {error!r}") from error
 

@@ -70,7 +70,7 @@ class Request:
                 found = registry.card(self.target)
         varied = self.card is None and bool(self.kwargs)
         subject = Subject(
-            name=self.name, make=make, seeds=self.seeds, card=found, varied=varied, timeout_s=self.timeout_s
+            name=self.name, make=make, all_seeds=self.seeds, card=found, varied=varied, timeout_s=self.timeout_s
         )
         make().close()
         return subject

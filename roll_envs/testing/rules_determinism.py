@@ -40,7 +40,7 @@ def same_seed(subject: Subject) -> str:
 def processes(subject: Subject) -> str:
     """Other processes with other values of PYTHONHASHSEED play the same episodes."""
     try:
-        payload = cloudpickle.dumps((subject.make, subject.seeds))
+        payload = cloudpickle.dumps((subject.make, subject.seeds, trace.followed()))
     except Exception as error:  # the user's own function may hold anything
         raise Skip(f"the make function cannot be sent to another process: {type(error).__name__}: {error}") from error
     path = json.dumps([p or os.getcwd() for p in sys.path]).encode() + b"\n"

@@ -186,7 +186,7 @@ def latency(subject: Subject) -> str:
     asked = statistics.median(oracles) if oracles else 0.0
     need(asked <= _SLOWEST_ORACLE_S, f"oracle() takes {asked:.3g} s (median); a teacher asks it at every turn, so that "
                                      f"more than {_SLOWEST_ORACLE_S:g} s is too much")  # fmt: skip
-    return seen
+    return f"{seen}; since it is slow, the rules play {subject.pace}" if subject.pace else seen
 
 
 _RESETS = 40

@@ -67,11 +67,13 @@ def ends(subject: Subject) -> str:
             for _, result in steps(env, answer):
                 last, turns = result[2] or result[3], turns + 1
                 _need_one_end(result, f"turn {turns} of seed {seed}")
-            if isinstance(env, TextEnv) and isinstance(limit, int):
-                need(last, f"a {player} player is still going after {turns} turns, but max_turns is {limit}; truncate")
+            if isinstance(env, TextEnv) and isinstance(limit, int) and (last or not trace.is_cut(answer, turns)):
+                need(
+                    last, f"the {player} player is still going after {turns} turns, but max_turns is {limit}; truncate"
+                )
                 # Only invalid answers may be forgiven, and the random player gives none.
                 most = limit if player == "random" else 2 * limit
-                need(turns <= most, f"a {player} player may take {turns} turns, but max_turns is {limit}")
+                need(turns <= most, f"the {player} player may take {turns} turns, but max_turns is {limit}")
     if isinstance(env, TextEnv):
         _win_at_the_limit(subject, env)
     return f"within {limit} turns" if isinstance(limit, int) else "no episode ended in both ways"

@@ -23,6 +23,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,8 @@ GARBAGE = ("", "left-ish", "<answer>no such thing</answer>", "\x00\x07", "؟" * 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1)
 LONGEST = 200
 """Turns after which an environment without ``max_turns`` is no longer followed."""
+_followed: int | None = None
+"""Turns after which random players stop in this process; None: they play to the end."""
 
 
 # -- playing -----------------------------------------------------------------------------------------------------------
@@ -52,6 +55,22 @@ def turn_limit(env: AnyEnv) -> int:
     """How many turns to follow an episode: twice ``max_turns``, since an environment may forgive invalid answers."""
     limit = getattr(env, "max_turns", None)
     return 2 * limit if isinstance(limit, int) and 0 < limit <= 10_000 else LONGEST
+
+
+def follow(turns: int | None) -> None:
+    """From now on random players stop after so many turns: an environment can be too slow for whole episodes."""
+    global _followed
+    _followed = turns
+
+
+def followed() -> int | None:
+    """What :func:`follow` was told last."""
+    return _followed
+
+
+def is_cut(answer: Answer, turns: int) -> bool:
+    """Whether this player has stopped after ``turns``, so that the episode need not be over."""
+    return turns >= getattr(answer, "turns", math.inf)
 
 
 def takes_text(env: AnyEnv) -> bool:
@@ -77,6 +96,8 @@ def mixed(seed: int, garbage: float = 0.2) -> Answer:
         space.seed(draw.randrange(2**31))
         return space.sample()
 
+    if _followed is not None:
+        answer.turns = _followed  # type: ignore[attr-defined]
     return answer
 
 
@@ -101,7 +122,9 @@ def _whole(result: Any, call: str, values: str) -> Any:
 
 def steps(env: AnyEnv, answer: Answer, most: int | None = None) -> Iterator[tuple[Any, Any]]:
     """Each answer and what ``step`` returned for it, from where the episode stands to its end or ``most`` turns."""
-    for _ in range(turn_limit(env) if most is None else most):
+    for turn in range(turn_limit(env) if most is None else most):
+        if is_cut(answer, turn):
+            return
         said = answer(env)
         result = _whole(env.step(said), "step", "observation, reward, terminated, truncated, info")
         yield said, result
@@ -243,7 +266,8 @@ class Subject:
     name: str
     make: MakeEnv
     """A new environment at every call, with none of Gymnasium's checking wrappers around it."""
-    seeds: tuple[int, ...]
+    all_seeds: tuple[int, ...]
+    """Those that were asked for."""
     card: EnvironmentCard | None = None
     varied: bool = False
     """Made with arguments other than the card's, for which its reward range need not hold."""
@@ -251,6 +275,25 @@ class Subject:
     """How long a rule may take, which ends processes that it started too."""
     before: dict[str, Any] = field(default_factory=surroundings)
     """The process before the first instance was made."""
+
+    @functools.cached_property
+    def seeds(self) -> Sequence[int]:
+        """Those that are played: fewer of an environment that is slow, of which random players also :func:`follow`
+        fewer turns."""
+        follow(None)
+        found: Sequence[int] = self.all_seeds
+        turns = None
+        with contextlib.suppress(Exception, SystemExit):  # which rules will meet, too
+            found, turns = _kept_pace(self)
+        follow(turns)
+        return found
+
+    @property
+    def pace(self) -> str:
+        """What was played of an environment that is too slow for all of it, in words; empty where all of it was."""
+        count = len(self.seeds)
+        turns = f", {_followed} turns of a random player" if _followed is not None else ""
+        return f"{count} of {len(self.all_seeds)} seeds{turns}" if turns or count < len(self.all_seeds) else ""
 
     @functools.cached_property
     def reference(self) -> list[Trace]:
@@ -278,6 +321,43 @@ class Subject:
         return env
 
 
+_LEAST_SEEDS, _LEAST_TURNS = 2, 10
+"""What is played of the slowest."""
+_PASSES = 12
+"""A rule that plays much plays all seeds about so many times."""
+_LOOK_S = 2.0
+"""How long is looked how slow an environment is."""
+
+
+def _kept_pace(subject: Subject) -> tuple[Sequence[int], int | None]:
+    """The seeds, and the turns of a random player, that leave time for every rule: fewer of a slow environment."""
+    env, turns, started = subject.make(), 0, time.monotonic()
+    resets = 0.0
+    for seed in subject.all_seeds:
+        resets -= time.monotonic()
+        begin(env, seed=seed)
+        resets += time.monotonic()
+        for _ in steps(env, mixed(seed, garbage=0)):  # what garbage does, the rules find
+            turns += 1
+            if time.monotonic() - started > _LOOK_S:
+                break
+        if time.monotonic() - started > _LOOK_S:
+            break
+    else:
+        env.close()
+        return subject.all_seeds, None
+    each = (time.monotonic() - started - resets) / max(1, turns)
+    again = -time.monotonic()
+    env.reset(seed=subject.all_seeds[0])  # what was made once, a game say, may be there now
+    again += time.monotonic()
+    env.close()
+    bound, whole = subject.timeout_s / _PASSES, turn_limit(env)
+    fitting = (n for n in range(len(subject.all_seeds), _LEAST_SEEDS, -1) if n * (again + each * whole) <= bound)
+    count = next(fitting, _LEAST_SEEDS)
+    most = max(_LEAST_TURNS, int((bound / count - again) / max(each, 1e-9)))
+    return subject.all_seeds[:count], most if most < whole else None
+
+
 Rule = Callable[[Subject], str]
 """Returns what was seen; raises :class:`Failure` or :class:`Skip`."""
 
@@ -286,7 +366,8 @@ def _main() -> None:
     import cloudpickle  # type: ignore[import-untyped]
 
     sys.path[:] = json.loads(sys.stdin.buffer.readline())
-    make, seeds = cloudpickle.loads(sys.stdin.buffer.read())
+    make, seeds, turns = cloudpickle.loads(sys.stdin.buffer.read())
+    follow(turns)
     out, sys.stdout = sys.stdout, sys.stderr  # prints of the environment must not mix with the answer
     json.dump(play_seeds(make, seeds), out)
 

@@ -59,6 +59,40 @@ def test_temporary_files_that_are_gone_again_are_no_side_effect() -> None:
     assert report.ok, str(report)
 
 
+class Slow(CounterEnv):
+    """Six episodes of it take most of the time that a rule has."""
+
+    def __init__(self) -> None:
+        super().__init__(highest=60, max_turns=150)
+
+    def step(self, action: str) -> Any:
+        time.sleep(0.01)
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_of_a_slow_environment_less_is_played_and_it_is_said() -> None:
+    rules = ["values", "same_seed", "processes", "ends", "oracle", "latency"]
+    report = check_env(lambda: Slow(), seeds=range(6), rules=rules, timeout_s=15)
+    assert report.ok, str(report)
+    said = {result.rule: result.detail for result in report.results}
+    assert said["same_seed"] == "2 seeds, twice"
+    assert re.search(r"since it is slow, the rules play 2 of 6 seeds, \d\d turns of a random player", said["latency"])
+
+
+class SlowAndNeverEnds(Slow):
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        self._over = terminated
+        return observation, reward, terminated, False, info
+
+
+@pytest.mark.slow
+def test_a_slow_environment_must_end_all_the_same() -> None:
+    report = check_env(lambda: SlowAndNeverEnds(), seeds=range(6), rules=["ends"], timeout_s=60)
+    assert "the idle player is still going after 300 turns" in report.results[0].detail
+
+
 class HangsInStep(CounterEnv):
     def step(self, action: str) -> Any:
         if action == "":
