@@ -39,6 +39,7 @@ class FakeVLLM:
 
     def __init__(self, log: str = "") -> None:
         self.version, self.paths, self.updates = "default", [], 0
+        self.release = "0.32.0"
         self.running = asyncio.Event()
         self.running.set()
         self.aborted, self.never = asyncio.Event(), asyncio.Event()
@@ -110,6 +111,8 @@ class FakeVLLM:
                 self.running.clear()
             case "/resume":
                 self.running.set()
+            case "/version":
+                return 200, {"version": self.release}
             case "/weight_info":
                 return 200, {"weight_version": self.version}
             case "/reset_prefix_cache":

@@ -39,6 +39,7 @@ from trainer.engines.vllm_dialect import VLLMDialect
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel
 from trainer.run import loop
+from trainer.run.checkpoint import load_checkpoint
 from trainer.run.evaluate import evaluate_config, evaluate_run
 
 # -- weights that were not proven --------------------------------------------------------------------------------------
@@ -275,6 +276,26 @@ def test_the_engine_sleeps_while_the_learner_learns(tmp_path: Path, monkeypatch:
         awake = {"sleep": False, "update_weights": True}.get(act, awake)
         assert awake == (act != "learn") or act == "sleep", did
     assert did.count("learn") == 4
+
+
+def test_steps_are_saved_before_a_server_that_does_not_sleep_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = 0
+
+    def sleep(engine: ScriptedEngine) -> None:
+        nonlocal slept
+        slept += 1
+        if slept > 3:
+            raise EngineError("it does not sleep")
+
+    monkeypatch.setattr(ScriptedEngine, "capabilities", replace(ScriptedEngine.capabilities, sleep=True))
+    monkeypatch.setattr(ScriptedEngine, "sleep", sleep)
+    quiet = {"warm_start": {"steps": 0}, "evaluation": {"tasks": 1, "every": 0}, "checkpoint": {"every": 0}}
+    with pytest.raises(EngineError, match="it does not sleep"):
+        run(tmp_path, steps=5, engine={"name": "scripted"}, **quiet)
+    [folder] = (tmp_path / "runs").iterdir()
+    assert load_checkpoint(folder).progress["steps"] == 3
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loop_runs import configured
 from tiny import tiny_model
-from vllm_engines import ask, blank_model, check, connect, ended, made_environment, misbehave, process, started
+from vllm_engines import FOREVER, ask, blank_model, check, connect, ended, made_environment, misbehave, process, started
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, EngineError
 from roll_envs.types import SamplingParams
@@ -414,18 +415,57 @@ def test_the_preflight_of_an_engine_in_this_process(model: LanguageModel, tmp_pa
         configured(tmp_path, engine=inside, learner={"backend": "fsdp2"})
 
 
-def test_the_preflight_knows_addresses(model: LanguageModel, fake: tuple[str, FakeVLLM], environment: Path) -> None:
+def test_the_preflight_knows_addresses(
+    model: LanguageModel, fake: tuple[str, FakeVLLM], environment: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     port = int(fake[0].rpartition(":")[2])
     with pytest.raises(ConfigError, match=rf"engine\.port {port} is taken"):
         started(model, environment, port=port)
     with pytest.raises(ConfigError, match=r"only addresses of this machine.*ssh -L"):
         connect(model, "http://10.0.0.1:8000")
-    with pytest.raises(EngineError, match=r"the server cannot be started: .*no such folder/log"):
+    with pytest.raises(ConfigError, match=r"engine\.log_file '.*no such folder/log' is in no folder of this machine"):
         started(model, environment, log_file=str(environment / "no such folder" / "log"))
     with pytest.raises(ConfigError, match=r"engine\.weights_folder 'nowhere' is no folder"):
         connect(model, fake[0], weights_folder="nowhere")
-    with pytest.raises(EngineError, match="did not answer within"):
+    caplog.clear()
+    with pytest.raises(EngineError, match=r"did not answer within.*start it, or check engine\.url"):
         connect(model, "http://127.0.0.1:9", start_timeout_s=0.5)
+    assert "http://127.0.0.1:9 does not answer; it is waited for" in caplog.text  # at once
+
+
+def test_a_server_without_our_routes_is_refused_with_what_to_do(model: LanguageModel) -> None:
+    class Bare(FakeVLLM):
+        async def answer(self, path: str, body: Any) -> tuple[int, Any]:
+            return (404, {}) if path == "/weight_info" else await super().answer(path, body)
+
+    with (
+        running_fake(Bare) as (url, _),
+        pytest.raises(EngineError, match=r"/weight_info with 404.*arguments that docs/engines\.md lists"),
+    ):
+        connect(model, url)
+
+
+def test_the_release_of_a_server_that_runs_is_checked(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
+    fake[1].release = "0.33.1+cu130"
+    with pytest.raises(EngineError, match=r"vLLM is 0\.33\.1, and 0\.32\.0 was tested.*engine\.accept=\{vllm: 0\.33\.1\}"):
+        connect(model, fake[0])
+    assert not fake[1].updates
+    connect(model, fake[0], accept={"vllm": "0.33.1"}).close()
+
+
+def test_two_trainers_do_not_share_the_server_of_a_port(model: LanguageModel, environment: Path) -> None:
+    port = server.free_port()
+    slow = ["--starts-after", "1"]  # as a server that loads before it binds its port
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(started, model, environment, port=port, arguments=slow)
+        second = threads.submit(started, model, environment, port=port, arguments=slow)
+        errors = [str(each.exception(FOREVER)) for each in (first, second) if each.exception(FOREVER)]
+        for each in (first, second):
+            if not each.exception():
+                each.result().close()
+    assert len(errors) == 1
+    assert f"port {port} is taken by a server that another run starts" in errors[0]
+    started(model, environment, port=port).close()  # it is free again
 
 
 def test_the_preflight_knows_the_shapes_of_models(environment: Path, tmp_path: Path) -> None:

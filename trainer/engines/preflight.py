@@ -168,6 +168,8 @@ class RemoteSettings(Settings):
             found.append(f"engine.max_tokens {max_tokens} is more than the model's {model.max_position_embeddings}")
         if self.weights_folder and not os.path.isdir(self.weights_folder):
             found.append(f"engine.weights_folder '{self.weights_folder}' is no folder of this machine")
+        if self.log_file and not Path(self.log_file).parent.is_dir():
+            found.append(f"engine.log_file '{self.log_file}' is in no folder of this machine")
         needed = self.replicas * self.tensor_parallel_size
         if self.gpus is not None and len(self.gpus.split(",")) < needed:
             found.append(f"engine.gpus '{self.gpus}' are fewer than the {needed} of all replicas")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from trainer.engines import Capabilities, server
 from trainer.engines.preflight import RemoteSettings
 from trainer.engines.router import Lane, Load
 from trainer.engines.sent_weights import SentWeights
-from trainer.engines.server import Server, ServerBusyError, ServerFaultError
+from trainer.engines.server import Server, ServerBusyError, ServerFaultError, ServerRefusalError
 
 Ask = Callable[..., Awaitable[Any]]
 """Asks one server: :meth:`trainer.engines.server.ServerClient.ask` without the address."""
@@ -33,6 +34,9 @@ _PROBES = 3
 """How often a probe is asked that gets no answer."""
 _PROBE_TOKENS, _PROBED_TOKENS = 40, 8
 """Of the probe's prompt (more than one block of the prefix cache, so that old blocks would show), and its answer."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class ReplicaLostError(EngineError):
@@ -266,6 +270,13 @@ class Replica:
                 except ServerFaultError:
                     if await self.healthy():
                         raise  # else it died meanwhile
+                except ServerRefusalError as error:
+                    if error.status != 404:
+                        raise
+                    raise EngineError(
+                        f"{error}; start the server with the arguments that docs/engines.md lists for one that runs "
+                        "already, or check engine.url"
+                    ) from error
 
     async def _take(self, sent: Sent, label: str | None, *, paused: bool) -> None:
         """Replace the weights. Memory for keys and values comes last, when what was needed for the transfer is free."""
@@ -347,6 +358,11 @@ class Replica:
         self.starting, self._asleep, self._torn = True, False, False
         try:
             self.server.start()
+            if self._settings.urls:
+                _log.warning(
+                    "the %s server %s does not answer; it is waited for until engine.start_timeout_s %g",
+                    *(name, self.server.url, timeout_s),
+                )
             async with asyncio.timeout(timeout_s):
                 while not await self.healthy():
                     if not self.server.can_answer:

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import threading
+import urllib.parse
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from functools import partial
@@ -73,6 +74,7 @@ class Server:
         self._cpus = cpus
         self._log = log or (f"{folder.name}/log" if folder else os.devnull)
         self._process: subprocess.Popen[bytes] | None = None
+        self._claim: socket.socket | None = None
 
     @property
     def can_answer(self) -> bool:
@@ -88,6 +90,7 @@ class Server:
         self.stop()
         if not self._command:
             return
+        self._claim_port()
         try:
             with open(self._log, "ab") as log:
                 # The pipe closes when this process ends, however it ends. A process group of its own: Ctrl-C is ours
@@ -106,6 +109,23 @@ class Server:
             self.stop()
             raise EngineError(f"the server cannot be started: {error}") from error
 
+    def _claim_port(self) -> None:
+        """Keep other trainers of this machine off the port, from now to :meth:`close`: a server binds it only when it
+        has loaded, and whose server answers there cannot be told."""
+        port = urllib.parse.urlsplit(self.url).port
+        if port is None or self._claim is not None:
+            return
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0roll-server-{port}")  # a name without a file, which ends with this process
+        except OSError:
+            claim.close()
+            raise EngineError(
+                f"port {port} is taken by a server that another run starts; choose another engine.port, or 0 for a "
+                "free one"
+            ) from None
+        self._claim = claim
+
     def stop(self) -> bool:
         """End the server and all that it started; whether there was one of ours."""
         if self._process is None:
@@ -121,13 +141,16 @@ class Server:
     def close(self) -> None:
         """:meth:`stop`, for good."""
         self.stop()
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
         if self._folder is not None:
             self._folder.cleanup()
 
     def last_words(self) -> str:
         """How it ended, and the last lines that it printed."""
         if self._process is None:
-            return "It was not started from here."
+            return "It was not started from here: start it, or check engine.url."
         ended = ""
         with contextlib.suppress(subprocess.TimeoutExpired):  # its connections may end a moment before it does
             ended = f"It ended with status {self._process.wait(timeout=0.5)}. "

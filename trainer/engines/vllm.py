@@ -307,7 +307,10 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
         inside=settings.in_process,
     )
     transport = TRANSPORTS[settings.transfer]
-    dialect = VLLMDialect(transport, options, colocated=bool(settings.sleepers), deltas=settings.deltas)
+    accepted = () if ours else (*GPU_BUILD.values(), *settings.accept.values())
+    dialect = VLLMDialect(
+        transport, options, colocated=bool(settings.sleepers), deltas=settings.deltas, accepted=accepted
+    )
     return RemoteEngine(loaded, dialect, settings, servers, max_tokens=max_tokens)
 
 

@@ -36,9 +36,12 @@ class VLLMDialect(Dialect):
         *,
         colocated: bool = False,
         deltas: bool = False,
+        accepted: Sequence[str] = (),
     ) -> None:
         """``colocated``: the server shares a device with the learner and sleeps while that learns. ``deltas``: what
-        changed in the weights that it has is sent."""
+        changed in the weights that it has is sent. ``accepted``: the releases that a server may be of; none: it is not
+        asked."""
+        self._accepted = accepted
         self._transport, self._options = transport, options or TransportOptions()
         self.live, self.sends_changes = transport.live and not deltas, deltas
         self.capabilities = Capabilities(
@@ -94,6 +97,14 @@ class VLLMDialect(Dialect):
             ) from error
 
     async def label(self, ask: Ask) -> Any:
+        if self._accepted:
+            found = await ask("/version", method="GET")
+            release = str(found.get("version") if isinstance(found, dict) else found).partition("+")[0]
+            if release not in self._accepted:
+                raise EngineError(
+                    f"the server's vLLM is {release}, and {' or '.join(self._accepted)} was tested; start it with the "
+                    f"tested release, or run with it all the same: engine.accept={{vllm: {release}}}"
+                )
         reply = await ask("/weight_info", method="GET")
         return reply.get("weight_version") if isinstance(reply, dict) else None
 

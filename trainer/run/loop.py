@@ -341,7 +341,8 @@ class _Run:
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """Save the steps that were done before an error of playing ends the run: a dead engine, too many failures."""
+        """Save the steps that were done before an error outside of learning ends the run: a dead engine, too many
+        failures."""
         try:
             yield
         except RollError:
@@ -399,7 +400,8 @@ class _Run:
         After an error nothing is offloaded: these parts learn no more, and lost ranks would hide the error.
         """
         if self.session.engine.capabilities.sleep:
-            self.session.engine.sleep()
+            with self._saving():
+                self.session.engine.sleep()
         for part in self.parts.offloading:
             part.reload()
         yield
