@@ -119,11 +119,13 @@ define BESIDE
 	"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/trainer.pth"
 endef
 
-# The release asks for Python 3.12, and for libraries that need CUDA.
+# The releases ask for Python 3.12, and for libraries that need CUDA. Megatron-Bridge imports the last four: hydra-core
+# asks for omegaconf below 2.4 and antlr4 4.9, of which .venv has another.
 .venv-megatron/stamp: .venv/dev.stamp
 	@echo "Installing Megatron-Core into .venv-megatron; this is done once (0.3 GB)."
 	$(BESIDE)
 	$(subst .venv/,.venv-megatron/,$(PIP)) --no-deps --ignore-requires-python megatron-core==0.19.2 triton==3.9.0 \
+		megatron-bridge==0.6.2 einops==0.8.2 hydra-core==1.3.8 omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 \
 		|| { echo "$$FAILED"; exit 1; }
 	@touch $@
 

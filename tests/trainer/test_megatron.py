@@ -4,9 +4,12 @@ plain PyTorch learner takes."""
 from __future__ import annotations
 
 import copy
+import sys
+import types
+import typing
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,14 +20,16 @@ import torch
 from episode_builders import batches_of, counted, scattered
 from forked import Forked
 from test_learner import some_rows
-from test_megatron_mapping import CONFIGS
+from test_megatron_mapping import CONFIGS, SHAPE
 from torch import distributed
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig
+from typing_extensions import override
 
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerConfig
-from trainer.learner import Learner, make_learner
+from trainer.learner import Learner, make_learner, megatron_families
 from trainer.learner.gradients import Ranks
+from trainer.learner.megatron_mapping import parts_of
 from trainer.model.network import LanguageModel
 
 pytestmark = [
@@ -33,6 +38,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Warning. tp_group is None:DeprecationWarning"),  # Megatron-Core of itself
 ]
 STEPS, TEMPERATURE = 3, 0.7
+NO_WINDOW: dict[str, Any] = {**SHAPE, "sliding_window": None}
+MODELS = {**CONFIGS, "mistral": MistralConfig(**NO_WINDOW, tie_word_embeddings=False)}
+"""Mistral is not in the table of families: Megatron-Bridge knows it."""
 
 
 def a_model(family: str) -> LanguageModel:
@@ -44,11 +52,23 @@ def a_model(family: str) -> LanguageModel:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[family]), attn_implementation="sdpa")
+        network = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[family]), attn_implementation="sdpa")
         with torch.no_grad():
             for name, parameter in network.named_parameters():
                 parameter.normal_(float(name.endswith("norm.weight")), 7.2 / network.config.hidden_size)
     return LanguageModel(network=network.train(), tokenizer=None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bridge_on_cpu() -> None:
+    """So that Megatron-Bridge can be imported here: it asks for Python 3.12, and its layers of LoRA, which are not
+    used, for Transformer Engine, which is built with CUDA."""
+    if not hasattr(typing, "override"):
+        typing.override = override  # type: ignore[misc]
+    layers: Any = types.ModuleType("megatron.bridge.peft.lora_layers")
+    for name in ("LinearAdapter", "LoRALinear", "LoRATopKRouter", "TEFusedLoRALinear"):
+        setattr(layers, name, type(name, (), {}))
+    sys.modules.setdefault(layers.__name__, layers)
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +146,7 @@ HALF = {
 QUARTERS = ([0, 3], [8], [1, 2, 4], [5, 6, 7])
 SCENES_OF_FOUR = {
     "tp pp": Scene("qwen3", QUARTERS, {**TP, **PP}, resume=True),
+    "tp pp, by Megatron-Bridge": Scene("mistral", QUARTERS, {**TP, **PP}),
     "tp dp": Scene("llama", QUARTERS, TP),
     "pp dp": Scene("llama", QUARTERS, PP),
     "tp cp": Scene("llama", QUARTERS, {**TP, **CP}),
@@ -184,6 +205,7 @@ def rank_process(rank: int, count: int, folder: str, names: Sequence[str]) -> No
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "Warning: tp_group is None")
     torch.cuda.current_device = lambda: torch.device("cpu")  # see experts_on_cpu
+    bridge_on_cpu.__wrapped__()
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count)
     ranks, found = Ranks(distributed.group.WORLD), {}
     for name in names:
@@ -255,7 +277,7 @@ def assert_same_state(found: dict[str, Any], alone: dict[str, Any]) -> None:
                 assert torch.allclose(one["state"][i][key], entry[key], rtol=1e-4, atol=1e-5 * scale), (i, key)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", MODELS)
 def test_one_process_is_the_plain_learner(family: str) -> None:
     scene = Scene(family, ())
     alone = play(scene, range(9), backend="torch")
@@ -353,7 +375,7 @@ def test_a_run_goes_on_under_another_backend(saver: str, taker: str, precision: 
             assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", MODELS)
 def test_bfloat16_rounds_no_more_than_elsewhere(family: str) -> None:
     rows, _ = rows_of(range(9))
     batches = batches_of(rows, pack_tokens=20, tokens_per_microbatch=40)
@@ -395,6 +417,104 @@ def test_states_that_do_not_fit_are_refused() -> None:
     ]:
         with pytest.raises(CheckpointError, match=problem):
             learner.load_optimizer_state(spoilt)
+
+
+# -- families by Megatron-Bridge ---------------------------------------------------------------------------------------
+
+
+def test_a_model_of_megatron_bridge_goes_there_and_back_to_the_bit() -> None:
+    conversion = pytest.importorskip("megatron.bridge.models.conversion.param_mapping")
+    model = a_model("mistral")
+    given = {name: weight.detach().clone() for name, weight in model.network.named_parameters()}
+    learner = a_learner(model)
+    found = dict(learner.weights())
+    assert found.keys() == given.keys()
+    assert all(torch.equal(weight, given[name]) for name, weight in found.items())
+    stage = learner._stage  # type: ignore[attr-defined]
+    attention, mlp = "model.layers.1.self_attn.", "model.layers.1.mlp."
+    qkv = conversion.merge_qkv_weights(stage.network.config, *(given[f"{attention}{n}_proj.weight"] for n in "qkv"))
+    assert torch.equal(stage.parameters["decoder.layers.1.self_attention.linear_qkv.weight"], qkv)
+    gated = torch.cat([given[f"{mlp}{n}_proj.weight"] for n in ("gate", "up")])
+    assert torch.equal(stage.parameters["decoder.layers.1.mlp.linear_fc1.weight"], gated)
+
+
+@pytest.mark.parametrize("family", [name for name in CONFIGS if name != "qwen3_moe"])
+def test_megatron_bridge_says_what_the_table_says(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    table = [part._replace(view=len) for part in parts_of(CONFIGS[family])]
+    monkeypatch.setattr(megatron_families, "FAMILIES", {})
+    found = megatron_families.family_of(CONFIGS[family])
+    assert found.names is not None
+    assert [part._replace(view=len) for part in parts_of(CONFIGS[family])] == table
+
+
+@pytest.mark.parametrize("kind", ["internlm3", "iquestcoder"])
+def test_models_of_other_types_with_the_same_layers_are_known(kind: str) -> None:
+    config = AutoConfig.for_model(kind, **SHAPE)
+    network = AutoModelForCausalLM.from_config(config)
+    assert [part.name for part in parts_of(config)] == [name for name, _ in network.named_parameters()]
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "problem"),
+    [
+        ("mistral", {**SHAPE, "sliding_window": 8}, r"a mistral model with window_size \[7, 0\]"),
+        ("mistral", {**NO_WINDOW, "hidden_act": "gelu"}, "a mistral model with hidden_act 'gelu'"),
+        ("mistral", {**NO_WINDOW, "rope_parameters": YARN}, "models of type 'mistral'; .* unexpected keyword argument"),
+        ("gemma", SHAPE, "a gemma model with layernorm_zero_centered_gamma True"),
+        ("olmoe", SHAPE, "a olmoe model with num_moe_experts 64"),
+        ("exaone4", SHAPE, "a exaone4 model with transformer_layer_spec"),
+        ("gemma2", SHAPE, "a gemma2 model without hidden_act"),
+        ("falcon_h1", {}, "a falcon_h1 model built by FalconH1ModelProvider"),
+        ("hy_v3", {}, "models of type 'hy_v3'; .* no attribute 'first_k_dense_replace'"),
+        ("arcee", SHAPE, "models of type 'arcee'; .* 'ArceeForCausalLM' is not yet supported"),
+    ],
+)
+def test_what_megatron_bridge_knows_to_be_otherwise_is_refused(
+    kind: str, settings: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parts_of(AutoConfig.for_model(kind, **settings))
+
+
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [({"provide": lambda self: None}, r"built by Other\.provide"), ({"scale_factor": 8.0}, r"with scale_factor 8\.0")],
+)
+def test_a_provider_with_something_of_its_own_is_refused(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], problem: str
+) -> None:
+    mistral = pytest.importorskip("megatron.bridge.models.mistral.mistral_bridge")
+    types_of = {name: type(value) for name, value in own.items() if not callable(value)}
+    other = type("Other", (mistral.MistralModelProvider,), {**own, "__annotations__": types_of})
+    monkeypatch.setattr(mistral, "MistralModelProvider", dataclass(other))
+    with pytest.raises(ConfigError, match=f"a mistral model {problem}"):
+        parts_of(MODELS["mistral"])
+
+
+@pytest.mark.parametrize("otherwise", ["order", "name", "kind", "transposed", "unknown"])
+def test_weights_that_megatron_bridge_has_elsewhere_are_refused(
+    monkeypatch: pytest.MonkeyPatch, otherwise: str
+) -> None:
+    mistral = pytest.importorskip("megatron.bridge.models.mistral.mistral_bridge")
+    gate, up, down, core = ("model.layers.*.mlp.gate_proj.weight", "model.layers.*.mlp.up_proj.weight",
+        "model.layers.*.mlp.down_proj.weight", "decoder.layers.*.mlp.linear_fc1.weight")  # fmt: skip
+    auto, gated = mistral.AutoMapping, mistral.GatedMLPMapping
+    put, problem = {
+        "order": (gated(core, gate=up, up=gate), "up_proj.weight and model.layers.0.mlp.gate_proj.weight"),
+        "name": (auto("decoder.layers.*.mlp.linear_fc2.weight", up), "Megatron-Bridge of model.layers.0.mlp.up_proj"),
+        "kind": (type("Other", (gated,), {})(core, gate=gate, up=up), "Megatron-Bridge of something else"),
+        "transposed": (auto("decoder.layers.*.mlp.linear_fc2.weight", down, permute_dims=(1, 0)), "something else"),
+        "unknown": (None, "makes embedding.word_embeddings.weight of a mistral model .* something else"),
+    }[otherwise]
+    known = mistral.MistralBridge().mapping_registry().get_all_mappings()
+    mappings = [] if put is None else [put if m.megatron_param == put.megatron_param else m for m in known]
+    registry = mistral.MegatronMappingRegistry(*mappings)
+    monkeypatch.setattr(mistral.MistralBridge, "mapping_registry", lambda self: registry)
+    with pytest.raises(ConfigError, match=problem):
+        parts_of(MODELS["mistral"])
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

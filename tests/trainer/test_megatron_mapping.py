@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from roll_envs.errors import ConfigError
+from trainer.learner import megatron_families
 from trainer.learner.megatron import MegatronSettings
 from trainer.learner.megatron_grid import core
 from trainer.learner.megatron_mapping import Part, join, padded, parts_of, read, shape_of, write
@@ -138,6 +139,15 @@ def test_what_the_table_lacks_is_refused_by_name() -> None:
 
 
 # -- before anything of Megatron-Core is loaded ------------------------------------------------------------------------
+
+
+def test_where_megatron_bridge_is_missing_the_error_says_that_it_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    megatron_families._bridge.cache_clear()
+    for name in ("megatron.core", "megatron.bridge"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"models of type 'mistral'; allowed: llama, .+: install megatron-bridge"):
+        parts_of(MistralConfig(**SHAPE))
+    megatron_families._bridge.cache_clear()
 
 
 def test_where_the_library_is_missing_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

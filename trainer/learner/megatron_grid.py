@@ -50,16 +50,15 @@ def core() -> Any:
 
 @contextmanager
 def silently() -> Iterator[None]:
-    """Without the warnings and log lines of Megatron-Core about what it will change."""
-    logger = logging.getLogger("megatron.core")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without the warnings and log lines of Megatron-Core about what it will change, and of Megatron-Bridge."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 @dataclass(frozen=True, slots=True)

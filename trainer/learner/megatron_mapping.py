@@ -16,25 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from roll_envs.errors import ConfigError
+from trainer.learner.megatron_families import Family, family_of, width_of_heads
 
 EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
-
-
-class Family(NamedTuple):
-    """What tells one architecture from another."""
-
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    experts: bool = False
-
-
-FAMILIES = {
-    "llama": Family(),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(qk_norm=True),
-    "qwen3_moe": Family(qk_norm=True, experts=True),
-}
-"""By ``model_type`` of the Hugging Face configuration. Qwen2.5 is qwen2."""
 
 
 class Part(NamedTuple):
@@ -53,50 +37,33 @@ class Part(NamedTuple):
     """Decoder layer; None: before the first of them, or behind the last."""
 
 
-def family_of(config: Any) -> Family:
-    """Raises :class:`ConfigError` for an architecture that is not known here, or asks for what the table lacks."""
-    if config.model_type not in FAMILIES:
-        raise ConfigError(
-            f"learner.backend 'megatron' does not know models of type {config.model_type!r}; allowed: "
-            f"{', '.join(FAMILIES)}. Use another backend"
-        )
-    rope = getattr(config, "rope_parameters", None) or {}
-    found = {
-        "hidden_act": config.hidden_act != "silu",
-        "attention_bias": bool(getattr(config, "attention_bias", False)),
-        "mlp_bias": bool(getattr(config, "mlp_bias", False)),
-        "layer_types": bool(set(getattr(config, "layer_types", None) or ()) - {"full_attention"}),
-        "rope_parameters": rope.get("rope_type", "default") not in ("default", "linear", "llama3"),
-        "mlp_only_layers": bool(getattr(config, "mlp_only_layers", None)),
-        "decoder_sparse_step": getattr(config, "decoder_sparse_step", 1) != 1,
-        "norm_topk_prob": config.model_type == "qwen3_moe" and not config.norm_topk_prob,
-    }
-    for key in (key for key, strange in found.items() if strange):
-        raise ConfigError(
-            f"learner.backend 'megatron' does not know a {config.model_type} model with {key} "
-            f"{getattr(config, key)!r}. Use another backend"
-        )
-    return FAMILIES[config.model_type]
-
-
 def parts_of(config: Any) -> list[Part]:
     """The weights of a model of this Hugging Face configuration, in the order of its parameters.
 
     Raises :class:`ConfigError` as :func:`family_of` does.
     """
-    family_of(config)
-    width, vocabulary = config.hidden_size, config.vocab_size
+    family, width, vocabulary = family_of(config), config.hidden_size, config.vocab_size
     parts = [Part("model.embed_tokens.weight", (EMBEDDING,), (vocabulary, width), 0)]
     for layer in range(config.num_hidden_layers):
-        parts += _layer(config, layer)
+        parts += _layer(config, family, layer)
     parts.append(Part("model.norm.weight", ("decoder.final_layernorm.weight",), (width,)))
     if not config.tie_word_embeddings:
         parts.append(Part("lm_head.weight", (HEAD,), (vocabulary, width), 0))
+    if family.names is not None:
+        by_core: dict[str, list[str]] = {}
+        for part in parts:
+            by_core.setdefault(part.cores[0], []).append(part.name)
+        for name, own in by_core.items():
+            if (known := list(family.names(name))) != own:
+                raise ConfigError(
+                    f"learner.backend 'megatron' makes {name} of a {config.model_type} model of {' and '.join(own)}; "
+                    f"Megatron-Bridge of {' and '.join(known) or 'something else'}. Use another backend"
+                )
     return parts
 
 
-def _layer(config: Any, layer: int) -> list[Part]:
-    family, width = family_of(config), config.hidden_size
+def _layer(config: Any, family: Family, layer: int) -> list[Part]:
+    width = config.hidden_size
     here, there = f"model.layers.{layer}.", f"decoder.layers.{layer}."
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     each, head = heads // groups, width_of_heads(config)
@@ -149,10 +116,6 @@ def _layer(config: Any, layer: int) -> list[Part]:
         part("input_layernorm.weight", "input_layernorm.weight", (width,)),
         part("post_attention_layernorm.weight", "pre_mlp_layernorm.weight", (width,)),
     ]
-
-
-def width_of_heads(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def padded(rows: int, ranks: int) -> int:

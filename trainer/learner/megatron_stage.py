@@ -27,18 +27,9 @@ from roll_envs.errors import ConfigError
 from trainer.learner.gradients import DTYPES, cast_weights
 from trainer.learner.megatron import MegatronSettings
 from trainer.learner.megatron_experts import TokenDispatcher
+from trainer.learner.megatron_families import family_of, layers_of
 from trainer.learner.megatron_grid import Grid, core, silently
-from trainer.learner.megatron_mapping import (
-    EMBEDDING,
-    HEAD,
-    Part,
-    family_of,
-    join,
-    read,
-    shape_of,
-    width_of_heads,
-    write,
-)
+from trainer.learner.megatron_mapping import EMBEDDING, HEAD, Part, join, read, shape_of, write
 from trainer.model.attention import NAME
 from trainer.model.context import check_heads
 from trainer.model.forward import fitting
@@ -90,19 +81,7 @@ def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
     half = settings.precision == "bfloat16"
     with silently():
         transformer = core().TransformerConfig(
-            num_layers=config.num_hidden_layers,
-            hidden_size=config.hidden_size,
-            num_attention_heads=config.num_attention_heads,
-            num_query_groups=config.num_key_value_heads,
-            kv_channels=width_of_heads(config),
-            ffn_hidden_size=config.intermediate_size,
-            layernorm_epsilon=config.rms_norm_eps,
-            normalization="RMSNorm",
-            gated_linear_unit=True,
-            activation_func=torch.nn.functional.silu,
-            add_bias_linear=False,
-            add_qkv_bias=family.qkv_bias,
-            qk_layernorm=family.qk_norm,
+            **layers_of(config, family),
             tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=grid.pipeline.count,
             expert_model_parallel_size=grid.expert.count,
@@ -111,8 +90,6 @@ def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
             bf16=half,
             use_cpu_initialization=grid.device.type == "cpu",
             perform_initialization=False,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
             # Plain operations, which have the numbers of the Hugging Face model.
             bias_activation_fusion=False,
             masked_softmax_fusion=False,
