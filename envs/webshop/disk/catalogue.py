@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from envs.webshop.disk.blobs import Map, load_json
-from envs.webshop.disk.format import Manifest, describe_file, read_manifest, reading, unfinished_name, verify_checksums
-from envs.webshop.disk.goals import DiskGoals
+from envs.webshop.disk.format import (
+    MANIFEST,
+    WORK,
+    CatalogueFiles,
+    Manifest,
+    check_files,
+    encode,
+    read_manifest,
+    reading,
+    unfinished_name,
+)
 from envs.webshop.disk.index import DiskIndex
-from envs.webshop.disk.store import DiskStore
+from envs.webshop.disk.store import DiskGoals, DiskStore
 
 __all__ = ["DiskCatalogue", "is_index", "open_index"]
 
@@ -22,26 +28,20 @@ class DiskCatalogue:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
-        self.store = DiskStore(path, manifest)
-        self.index = DiskIndex(path, manifest)
-        self._nouns, self._listed = Map(path / "nouns"), Map(path / "listed")
-        self.human_goals = DiskGoals(path, manifest, "human", self.store)
-        self.synthetic_goals = DiskGoals(path, manifest, "synthetic", self.store)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DiskCatalogue, (self.path, self.manifest)
+        self._files = CatalogueFiles(path, manifest)
+        self.store, self.index = DiskStore(self._files), DiskIndex(self._files)
+        self.human_goals = DiskGoals(self._files, "human", self.store)
+        self.synthetic_goals = DiskGoals(self._files, "synthetic", self.store)
 
     def nouns(self, title: str) -> tuple[str, ...] | None:
         """The nouns of a title that came with the data (``title_nouns.json``); of equal titles the last counts."""
-        held = self._nouns.get(title)
         with reading(f"the nouns of {title!r} in {str(self.path)!r}"):
-            return None if held is None else tuple(load_json(held))
+            held = self._files.row("SELECT nouns FROM nouns WHERE title = ?", encode(title))
+            return None if held is None else tuple(json.loads(held[0]))
 
     def listed(self, operator: str, wanted: str) -> tuple[int, ...]:
         """Documents of a department (``<c>``), kind (``<q>``) or attribute (``<a>``), in order."""
-        held = self._listed.get(f"{operator} {wanted}")
-        with reading(f"the list of {operator} {wanted} in {str(self.path)!r}"):
-            return () if held is None else tuple(np.frombuffer(held, "<u4").tolist())
+        return self.index.documents(f"{operator} {wanted}")
 
     def goals(self, *, human: bool) -> DiskGoals:
         """The goals written by people, or those made from the options of products."""
@@ -62,10 +62,9 @@ def open_index(path: str | os.PathLike[str], *, verify: bool | None = None) -> D
     """
     folder = Path(path).absolute()
     manifest = read_manifest(folder)
+    small = sum(entry.num_bytes for entry in manifest.files.values()) <= VERIFIED_BYTES
     with reading(f"the catalogue {str(folder)!r}"):
-        sizes = [describe_file(folder, name, manifest).num_bytes for name in manifest.files]
-        if verify or (verify is None and sum(sizes) <= VERIFIED_BYTES):
-            verify_checksums(folder, manifest)
+        check_files(folder, manifest, checksums=small if verify is None else verify)
         return DiskCatalogue(folder, manifest)
 
 
@@ -73,4 +72,4 @@ def is_index(path: str | os.PathLike[str]) -> bool:
     """Whether a path names a catalogue on disk, finished or not, rather than a folder of product files."""
     folder = Path(path)
     begun = not folder.exists() and unfinished_name(folder).is_dir()
-    return begun or (folder / "manifest.json").is_file() or (folder / "job.json").is_file()
+    return begun or (folder / MANIFEST).is_file() or (folder / WORK).is_file()

@@ -1,74 +1,107 @@
-"""Products on disk: one compressed record each, found by document number or product number."""
+"""Products and goals on disk, made anew each time they are asked for.
+
+A full catalogue has millions of synthetic goals, one per combination of options of a product. Kept are, per product
+with an instruction, the drawn price cap, and the shuffled order; a goal is then made from its own product alone.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import astuple, fields
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, overload
 
-from envs.webshop.disk.blobs import Blobs, encode, find_blob, load_json
-from envs.webshop.disk.format import Manifest, map_array, reading
-from envs.webshop.types import Product, Review
+from envs.webshop.disk.format import CatalogueFiles, dump_json, encode, reading
+from envs.webshop.goals import human_goal, synthetic_goal
+from envs.webshop.types import Goal, Product, Review
 
-__all__ = ["DiskStore", "pack_product", "unpack_product"]
-
+__all__ = ["DiskGoals", "DiskStore", "pack_product"]
 
 _FIELDS = tuple(field.name for field in fields(Product))
+_COMPRESSION = 6
 
 
 def pack_product(product: Product) -> bytes:
-    """A product as JSON: its fields in the order of :class:`Product`, reviews as lists of theirs."""
-    values = [getattr(product, name) for name in _FIELDS]
-    return encode(json.dumps(values, ensure_ascii=False, separators=(",", ":"), default=_plain))
+    """A product as compressed JSON: its fields in the order of :class:`Product`, reviews as lists of theirs."""
+    return zlib.compress(dump_json(product), _COMPRESSION)
 
 
-def _plain(value: Any) -> Any:
-    return astuple(value) if isinstance(value, Review) else dict(value)
-
-
-def unpack_product(packed: bytes) -> Product:
-    """The product that :func:`pack_product` was given."""
-    values = load_json(packed)
-    found: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in zip(_FIELDS, values, strict=True)
-    }
+def _unpack_product(packed: bytes) -> Product:
+    found: dict[str, Any] = dict(zip(_FIELDS, json.loads(zlib.decompress(packed)), strict=True))
+    for name in ("bullet_points", "pricing", "attributes"):
+        found[name] = tuple(found[name])
     found["options"] = {name: tuple(held) for name, held in found["options"].items()}
-    found["reviews"] = tuple(Review(title=title, score=score, body=body) for title, score, body in found["reviews"])
+    found["reviews"] = tuple([Review(title=title, score=score, body=body) for title, score, body in found["reviews"]])
     return Product(**found)
 
 
 class DiskStore:
-    """A :class:`ProductStore` over the files of a catalogue; reads a product anew each time it is asked for."""
+    """A :class:`ProductStore` over the files of a catalogue."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._reopen = (folder, manifest)
-        self._products = Blobs.of_manifest(folder, "products", manifest)
-        self._asins = Blobs.of_manifest(folder, "asins", manifest)
-        self._asin_docs = map_array(folder, "asins.docs", manifest)
-        self._prices = map_array(folder, "prices", manifest)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DiskStore, self._reopen
+    def __init__(self, files: CatalogueFiles) -> None:
+        self._files = files
 
     def __len__(self) -> int:
-        return len(self._products)
+        return self._files.manifest.counts["products"]
 
     def __getitem__(self, doc: int) -> Product:
+        self._check(doc)
+        with reading(f"product {doc} of the products in {str(self._files.folder)!r}"):
+            start, end = self._files.arrays["products.offsets"][doc : doc + 2].tolist()
+            return _unpack_product(self._files.arrays["products"][start:end].tobytes())
+
+    def _check(self, doc: int) -> None:
         if not 0 <= doc < len(self):
             raise IndexError(f"document {doc} is not in 0..{len(self) - 1}")
-        with reading(f"product {doc} in {self._products.where}"):
-            return unpack_product(zlib.decompress(self._products[doc]))
 
     def find(self, asin: str) -> int | None:
         """Document number of a product, ``None`` when there is none."""
-        with reading(f"the list of product numbers in {self._asins.where}"):
-            found = find_blob(self._asins, encode(asin))
-            return None if found is None else range(len(self))[self._asin_docs[found]]
+        with reading(f"the list of product numbers in {str(self._files.folder)!r}"):
+            found = self._files.row("SELECT doc FROM products WHERE asin = ?", encode(asin))
+            return None if found is None else range(len(self))[found[0]]
 
     def price(self, doc: int) -> float:
         """The price charged, in dollars."""
-        if not 0 <= doc < len(self):
-            raise IndexError(f"document {doc} is not in 0..{len(self) - 1}")
-        return float(self._prices[doc])
+        self._check(doc)
+        return float(self._files.arrays["prices"][doc])
+
+
+class DiskGoals(Sequence[Goal]):
+    """The ``human`` or the ``synthetic`` goals of a catalogue in the order by which they are numbered."""
+
+    def __init__(self, files: CatalogueFiles, kind: str, store: DiskStore) -> None:
+        self._files, self._kind, self._store = files, kind, store
+
+    def __len__(self) -> int:
+        return len(self._files.arrays[f"{self._kind}.order"])
+
+    @overload
+    def __getitem__(self, number: int) -> Goal: ...
+    @overload
+    def __getitem__(self, number: slice) -> tuple[Goal, ...]: ...
+    def __getitem__(self, number: int | slice) -> Goal | tuple[Goal, ...]:
+        if isinstance(number, slice):
+            return tuple(self[n] for n in range(*number.indices(len(self))))
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"goal {number} is not in 0..{len(self) - 1}")
+        with reading(f"goal {number} in {str(self._files.folder)!r}"):
+            return self._make(int(self._files.arrays[f"{self._kind}.order"][number]))
+
+    def _make(self, place: int) -> Goal:
+        """The goal at a place in catalogue order; of the combinations of options, the last changes fastest."""
+        first, doc, cap, weight, said = self._files.row(
+            "SELECT first, doc, cap, weight, said FROM goals WHERE kind = ? AND first <= ? ORDER BY first DESC LIMIT 1",
+            self._kind,
+            place,
+        )
+        product, rest = self._store[doc], place - first
+        if self._kind == "human":
+            return human_goal(product, json.loads(said), cap)
+        instruction, attributes = json.loads(said)
+        chosen = {}
+        for name in sorted(product.options, reverse=True):
+            rest, number = divmod(rest, len(product.options[name]))
+            chosen[name] = product.options[name][number]
+        options = {name: chosen[name] for name in sorted(chosen)}
+        return synthetic_goal(product, instruction, tuple(attributes), options, cap, weight)
