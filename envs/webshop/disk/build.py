@@ -84,11 +84,11 @@ def build_index(
         raise CatalogueError(f"{str(target)!r} exists already; choose another name, or remove it to build it anew")
     given = {"attributes": attributes, "human_instructions": human_instructions}
     files = _find_files(Path(source), given, num_products)
-    sources = {role: Source(name=path.name, num_bytes=path.stat().st_size) for role, path in files.items()}
+    stats = {role: path.stat() for role, path in files.items()}
+    sources = {role: Source(name=path.name, num_bytes=stats[role].st_size) for role, path in files.items()}
     # A file that was changed is noticed by size and time, without reading it.
-    changed = {role: [str(path.absolute()), path.stat().st_mtime_ns] for role, path in files.items()}
-    sizes = {role: source.num_bytes for role, source in sources.items()}
-    job = {"version": VERSION, "seed": seed, "num_products": num_products, "files": changed, "sizes": sizes}
+    found = [[role, str(files[role].absolute()), stat.st_size, stat.st_mtime_ns] for role, stat in stats.items()]
+    job = {"version": VERSION, "seed": seed, "num_products": num_products, "files": found}
     report = _Reporter(progress or (lambda _: None))
     draft = unfinished_name(target)
     made, sides = draft / "made", draft / "sides.db"
@@ -107,7 +107,8 @@ def build_index(
         shutil.rmtree(draft, ignore_errors=True)
     except (OSError, sqlite3.Error) as error:
         raise CatalogueError(
-            f"building {str(target)!r} failed ({error}); make room or mend access, then the same command goes on"
+            f"building {str(target)!r} failed ({error}); make room or mend access, then the same command goes on; or "
+            f"remove {str(draft)!r} to start anew"
         ) from error
     return target
 

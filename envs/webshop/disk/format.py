@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.webshop.types import Product, Review
 from roll_envs.errors import RollError
 
 __all__ = [
@@ -38,9 +39,11 @@ __all__ = [
     "dump_json",
     "encode",
     "open_database",
+    "pack_product",
     "read_manifest",
     "reading",
     "unfinished_name",
+    "unpack_product",
     "write_manifest",
 ]
 
@@ -64,6 +67,8 @@ ARRAYS = {
 """Products, packed, and where each begins and ends; their prices; their places in the order of product numbers; the
 documents of all terms, with what each adds to a score; the numbers of goals in catalogue order, shuffled."""
 FILES = (*ARRAYS, DATABASE)
+
+_FIELDS = tuple(field.name for field in fields(Product))
 
 
 class CatalogueError(RollError):
@@ -93,6 +98,20 @@ def dump_json(value: Any) -> bytes:
 
 def _field_values(value: Any) -> list[Any]:
     return [getattr(value, field.name) for field in fields(value)]
+
+
+def pack_product(product: Product) -> bytes:
+    """A product as compressed JSON: its fields in the order of :class:`Product`, reviews as lists of theirs."""
+    return zlib.compress(dump_json(product), 6)
+
+
+def unpack_product(packed: bytes) -> Product:
+    found: dict[str, Any] = dict(zip(_FIELDS, json.loads(zlib.decompress(packed)), strict=True))
+    for name in ("bullet_points", "pricing", "attributes"):
+        found[name] = tuple(found[name])
+    found["options"] = {name: tuple(held) for name, held in found["options"].items()}
+    found["reviews"] = tuple([Review(title=title, score=score, body=body) for title, score, body in found["reviews"]])
+    return Product(**found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,8 +19,7 @@ __all__ = ["Record", "iter_array", "iter_object"]
 
 CHUNK_BYTES = 4 << 20
 MAX_ELEMENT_BYTES = 64 << 20
-# An error this close to the end of the window may come from a token that the window cuts off, such as \u00e.
-_MARGIN_BYTES = 16
+"""An element that is not whole after so many is wrong: a quote may be missing."""
 _SPACE = " \t\r\n"
 _decode = json.JSONDecoder().raw_decode
 
@@ -75,23 +74,23 @@ class _Reader:
             if not self.more():
                 return ""
 
-    def expect(self, allowed: str, where: str) -> str:
-        """Consume the next character, one of ``allowed``."""
+    def check(self, allowed: str, where: str) -> None:
+        """Make sure that the next character is one of ``allowed``."""
         char = self.peek()
         if not char:
-            raise self.error(f"ends {where}, where one of {' '.join(allowed)} was expected: the file is truncated")
+            raise self.error(f"ends {where} was expected: the file is truncated")
         if char not in allowed:
-            raise self.error(f"has {char!r} {where}, where one of {' '.join(allowed)} was expected")
+            raise self.error(f"has {char!r} {where} was expected")
+
+    def take(self, allowed: str, where: str) -> str:
+        """Consume the next character, one of ``allowed``."""
+        self.check(allowed, f"{where}, where one of {' '.join(allowed)}")
         self.at += 1
-        return char
+        return self.text[self.at - 1]
 
     def value(self, opening: str, what: str) -> Any:
         """Parse the element that starts here; its first character must be in ``opening``."""
-        char = self.peek()
-        if not char:
-            raise self.error(f"ends where {what} was expected: the file is truncated")
-        if char not in opening:
-            raise self.error(f"has {char!r} where {what} was expected")
+        self.check(opening, f"where {what}")
         while True:
             try:
                 value, end = _decode(self.text, self.at)
@@ -109,22 +108,15 @@ class _Reader:
                 return value
 
     def _read_on(self, error: json.JSONDecodeError, what: str) -> None:
-        """Read more where an element was merely cut by the window; raise where it is wrong."""
+        """Read more, where an element may merely be cut by the window; raise where it is wrong."""
+        place, size = error.pos - self.at, len(self.text) - self.at
+        if size <= MAX_ELEMENT_BYTES and self.more():
+            return
         # The position of that error is the beginning of the string, however far away its end would be.
-        unended = error.msg.startswith("Unterminated string")
-        if unended or error.pos >= len(self.text) - _MARGIN_BYTES:
-            if len(self.text) - self.at > MAX_ELEMENT_BYTES:
-                raise self.error(
-                    f"has {what} of more than {MAX_ELEMENT_BYTES} bytes ({error.msg}): a quote may be missing"
-                ) from None
-            left = error.pos - self.at
-            if self.more():
-                return
-            if unended or left >= len(self.text.rstrip(_SPACE)):
-                raise self.error(f"ends in the middle of {what} ({error.msg}): the file is truncated") from None
-            self.at = left
-        else:
-            self.at = error.pos
+        unended = error.msg.startswith("Unterminated string") or place >= len(self.text.rstrip(_SPACE))
+        if unended and size <= MAX_ELEMENT_BYTES:
+            raise self.error(f"ends in the middle of {what} ({error.msg}): the file is truncated") from None
+        self.at += place
         raise self.error(f"is not valid JSON ({error.msg})") from None
 
     def error(self, problem: str) -> CatalogueError:
@@ -135,20 +127,19 @@ class _Reader:
 
     def elements(self, brackets: str) -> Iterator[None]:
         """Stop at every element, for the caller to read it with :meth:`value`."""
-        opening, closing = brackets[0], brackets[1]
         with self.file:
-            if self.number == 0:
-                self.expect(opening, "at its start")
-                more = self.peek() != closing
-                if not more:
-                    self.expect(closing, "at its end")
+            if self.number:
+                more = self.take("," + brackets[1], "after a record") == ","
             else:
-                more = self.expect("," + closing, "after a record") == ","
+                self.take(brackets[0], "at its start")
+                more = self.peek() != brackets[1]
+                if not more:
+                    self.take(brackets[1], "at its end")
             while more:
                 self.peek()
                 yield
                 self.number += 1
-                more = self.expect("," + closing, "after a record") == ","
+                more = self.take("," + brackets[1], "after a record") == ","
             if char := self.peek():
                 raise self.error(f"goes on with {char!r} after the end of its JSON value")
 
@@ -172,5 +163,5 @@ def iter_object(path: Path, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple
     reader = _Reader(path, 0, 0, chunk_bytes)
     for _ in reader.elements("{}"):
         key = reader.value('"', "a key")
-        reader.expect(":", "after a key")
+        reader.take(":", "after a key")
         yield key, reader.value("{[", "the value of a key ({...} or [...])")

@@ -23,9 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.webshop.analysis import analyse
-from envs.webshop.disk.format import CatalogueError, dump_json, encode, open_database
+from envs.webshop.disk.format import CatalogueError, dump_json, encode, open_database, pack_product
 from envs.webshop.disk.json_stream import iter_array
-from envs.webshop.disk.store import pack_product
 from envs.webshop.original import Listing, join
 from envs.webshop.search import document_text, listed_under
 
@@ -140,7 +139,8 @@ def make_segments(tasks: Iterator[SegmentTask], workers: int) -> Iterator[Segmen
                 # The one that began first makes the next segment.
                 made = busy[0].answer()
                 busy.rotate(-1)
-            busy[-1].connection.send(task)
+            with suppress(BrokenPipeError):  # that it died is noticed when its answer is read
+                busy[-1].connection.send(task)
             if made is not None:
                 yield made
         for worker in busy:
@@ -185,9 +185,7 @@ def serve(end: int) -> None:
     with suppress(EOFError, OSError, KeyboardInterrupt), Connection(end) as connection:
         while True:
             task = connection.recv()
-            made: Segment | Exception
             try:
-                made = make_segment(task)
+                connection.send(make_segment(task))
             except Exception as error:
-                made = error
-            connection.send(made)
+                connection.send(error)
