@@ -27,7 +27,7 @@ from envs.webshop.original import find_file, usable_asin
 
 __all__ = ["Progress", "build_index"]
 
-SEGMENT_RECORDS = 10_000
+SEGMENT_RECORDS = 5_000
 
 _TABLES = (
     "job (job TEXT)",
