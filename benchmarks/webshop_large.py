@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,10 +129,10 @@ class MemoryWatch:
 
     def _run(self) -> None:
         while not self.over.wait(0.5):
-            try:
-                children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-            except OSError:
-                continue
+            children: list[str] = []
+            for path in Path(f"/proc/{self.pid}/task").glob("*/children"):
+                with suppress(OSError):  # the thread has ended
+                    children += path.read_text().split()
             found = [memory_kb(pid) for pid in (self.pid, *children)]
             self.peak_kb = max(self.peak_kb, sum(one.get("Pss", 0) for one in found))
             self.peak_anonymous_kb = max(self.peak_anonymous_kb, sum(one.get("Pss_Anon", 0) for one in found))

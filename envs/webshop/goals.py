@@ -25,10 +25,12 @@ __all__ = [
     "draw_cap",
     "draw_price",
     "goal_of",
+    "human_goal",
     "human_goals",
     "shuffled",
     "split_of",
     "split_range",
+    "synthetic_goal",
     "synthetic_goals",
 ]
 
@@ -53,34 +55,38 @@ def draw_cap(price: float, rng: random.Random) -> tuple[float, str]:
     """The most a goal allows to pay, and how its instruction says so: the larger of two of the next four tens."""
     # The original's possible caps end at 990.
     tens = [10.0 * i for i in range(1, 100) if 10.0 * i > price][:4]
-    if len(tens) < 2:
-        return NO_CAP, ""
-    cap = max(rng.sample(tens, 2))
-    return cap, f", and price lower than {cap:.2f} dollars"
+    cap = max(rng.sample(tens, 2)) if len(tens) >= 2 else NO_CAP
+    return cap, _said(cap)
+
+
+def _said(cap: float) -> str:
+    return "" if cap == NO_CAP else f", and price lower than {cap:.2f} dollars"
 
 
 def human_goals(listings: Iterable[Listing], prices: Iterable[float], rng: random.Random) -> Iterator[Goal]:
     """A goal for each instruction that people wrote and that names an attribute."""
     for listing, price in zip(listings, prices, strict=True):
         for written in listing.human:
-            attributes = tuple(map(str, written.get("instruction_attributes") or ()))
             # Before the cap is drawn: as in the original, such an instruction takes no random number.
-            if not attributes:
-                continue
-            cap, said = draw_cap(price, rng)
-            yield goal_of(
-                listing.product,
-                instruction=str(written.get("instruction", "")).strip(".") + said,
-                attributes=attributes,
-                options=tuple(map(str, written.get("instruction_options") or ())),
-                price_upper=cap,
-            )
+            if written.get("instruction_attributes"):
+                yield human_goal(listing.product, written, draw_cap(price, rng)[0])
+
+
+def human_goal(product: Product, written: Mapping[str, Any], cap: float) -> Goal:
+    """The goal of an instruction that people wrote, at the price cap that was drawn for it."""
+    return goal_of(
+        product,
+        instruction=str(written.get("instruction", "")).strip(".") + _said(cap),
+        attributes=tuple(map(str, written["instruction_attributes"])),
+        options=tuple(map(str, written.get("instruction_options") or ())),
+        price_upper=cap,
+    )
 
 
 def synthetic_goals(listings: Iterable[Listing], prices: Iterable[float], rng: random.Random) -> list[Goal]:
     """A goal for each combination of options of each product with a made instruction, weighted by rare attributes."""
     sources = [
-        (listing, draw_cap(price, rng))
+        (listing, draw_cap(price, rng)[0])
         for listing, price in zip(listings, prices, strict=True)
         if listing.instruction is not None and listing.instruction_attributes
     ]
@@ -91,23 +97,34 @@ def synthetic_goals(listings: Iterable[Listing], prices: Iterable[float], rng: r
         for attribute in listing.instruction_attributes:
             uses[attribute] += count
     goals: list[Goal] = []
-    for listing, (cap, said) in sources:
+    for listing, cap in sources:
         names = sorted(listing.product.options)
         attributes = listing.instruction_attributes
         for values in itertools.product(*(listing.product.options[name] for name in names)):
             options = dict(zip(names, values, strict=True))
-            with_options = ", and ".join([f"{name}: {value}" for name, value in options.items()])
-            goals.append(
-                goal_of(
-                    listing.product,
-                    instruction=f"{listing.instruction}{f' with {with_options}' if options else ''}{said}",
-                    attributes=attributes,
-                    options=options,
-                    price_upper=cap,
-                    weight=sum(1.0 / uses[a] for a in attributes) / len(attributes),
-                )
-            )
+            weight = sum(1.0 / uses[a] for a in attributes) / len(attributes)
+            goals.append(synthetic_goal(listing.product, listing.instruction, attributes, options, cap, weight))
     return goals
+
+
+def synthetic_goal(
+    product: Product,
+    instruction: str | None,
+    attributes: tuple[str, ...],
+    options: Mapping[str, str],
+    cap: float,
+    weight: float,
+) -> Goal:
+    """The goal of a made instruction for one combination of options, at the price cap that was drawn for it."""
+    with_options = ", and ".join([f"{name}: {value}" for name, value in options.items()])
+    return goal_of(
+        product,
+        instruction=f"{instruction}{f' with {with_options}' if options else ''}{_said(cap)}",
+        attributes=attributes,
+        options=options,
+        price_upper=cap,
+        weight=weight,
+    )
 
 
 def goal_of(product: Product, **wanted: Any) -> Goal:

@@ -49,8 +49,7 @@ def test_arrays(path: Path, records: list[Any], chunk: int, ascii_only: bool, in
 @settings(max_examples=100, deadline=None)
 def test_objects(path: Path, content: dict[str, Any], chunk: int) -> None:
     path.write_text(json.dumps(content))
-    found = [(entry.key, entry.value) for entry in iter_object(path, chunk_bytes=chunk)]
-    assert found == list(content.items())
+    assert list(iter_object(path, chunk_bytes=chunk)) == list(content.items())
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])

@@ -1,20 +1,95 @@
-"""An opened catalogue: products, search and goals, mapped read-only and shared by all processes that open it."""
+"""An opened catalogue: products, search and goals, mapped read-only and shared by all processes that open it.
+
+A full catalogue has millions of synthetic goals, one per combination of options of a product. Kept are, per product
+with an instruction, the drawn price cap, and the shuffled order; a goal is then made from its own product alone.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import overload
 
-import numpy as np
-
-from envs.webshop.disk.blobs import Map, load_json
-from envs.webshop.disk.format import Manifest, describe_file, read_manifest, reading, unfinished_name, verify_checksums
-from envs.webshop.disk.goals import DiskGoals
+from envs.webshop.disk import format as files_of
+from envs.webshop.disk.format import CatalogueFiles, Manifest, encode, reading, unpack_product
 from envs.webshop.disk.index import DiskIndex
-from envs.webshop.disk.store import DiskStore
+from envs.webshop.goals import human_goal, synthetic_goal
+from envs.webshop.types import Goal, Product
 
 __all__ = ["DiskCatalogue", "is_index", "open_index"]
+
+
+class DiskStore:
+    """A :class:`ProductStore` over the files of a catalogue."""
+
+    def __init__(self, files: CatalogueFiles) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return self._files.manifest.counts["products"]
+
+    def __getitem__(self, doc: int) -> Product:
+        self._check(doc)
+        with reading(f"product {doc} of the products in {str(self._files.folder)!r}"):
+            start, end = self._files.arrays["products.offsets"][doc : doc + 2].tolist()
+            return unpack_product(self._files.arrays["products"][start:end].tobytes())
+
+    def _check(self, doc: int) -> None:
+        if not 0 <= doc < len(self):
+            raise IndexError(f"document {doc} is not in 0..{len(self) - 1}")
+
+    def find(self, asin: str) -> int | None:
+        """Document number of a product, ``None`` when there is none."""
+        with reading(f"the list of product numbers in {str(self._files.folder)!r}"):
+            found = self._files.row("SELECT doc FROM products WHERE asin = ?", encode(asin))
+            return None if found is None else range(len(self))[found[0]]
+
+    def price(self, doc: int) -> float:
+        """The price charged, in dollars."""
+        self._check(doc)
+        return float(self._files.arrays["prices"][doc])
+
+
+class DiskGoals(Sequence[Goal]):
+    """The ``human`` or the ``synthetic`` goals of a catalogue in the order by which they are numbered."""
+
+    def __init__(self, files: CatalogueFiles, kind: str, store: DiskStore) -> None:
+        self._files, self._kind, self._store = files, kind, store
+
+    def __len__(self) -> int:
+        return len(self._files.arrays[f"{self._kind}.order"])
+
+    @overload
+    def __getitem__(self, number: int) -> Goal: ...
+    @overload
+    def __getitem__(self, number: slice) -> tuple[Goal, ...]: ...
+    def __getitem__(self, number: int | slice) -> Goal | tuple[Goal, ...]:
+        if isinstance(number, slice):
+            return tuple(self[n] for n in range(*number.indices(len(self))))
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"goal {number} is not in 0..{len(self) - 1}")
+        with reading(f"goal {number} in {str(self._files.folder)!r}"):
+            return self._make(int(self._files.arrays[f"{self._kind}.order"][number]))
+
+    def _make(self, place: int) -> Goal:
+        """The goal at a place in catalogue order; of the combinations of options, the last changes fastest."""
+        first, doc, cap, weight, said = self._files.row(
+            "SELECT first, doc, cap, weight, said FROM goals WHERE kind = ? AND first <= ? ORDER BY first DESC LIMIT 1",
+            self._kind,
+            place,
+        )
+        product, rest = self._store[doc], place - first
+        if self._kind == "human":
+            return human_goal(product, json.loads(said), cap)
+        instruction, attributes = json.loads(said)
+        chosen = {}
+        for name in sorted(product.options, reverse=True):
+            rest, number = divmod(rest, len(product.options[name]))
+            chosen[name] = product.options[name][number]
+        options = {name: chosen[name] for name in sorted(chosen)}
+        return synthetic_goal(product, instruction, tuple(attributes), options, cap, weight)
 
 
 class DiskCatalogue:
@@ -22,26 +97,20 @@ class DiskCatalogue:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
-        self.store = DiskStore(path, manifest)
-        self.index = DiskIndex(path, manifest)
-        self._nouns, self._listed = Map(path / "nouns"), Map(path / "listed")
-        self.human_goals = DiskGoals(path, manifest, "human", self.store)
-        self.synthetic_goals = DiskGoals(path, manifest, "synthetic", self.store)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DiskCatalogue, (self.path, self.manifest)
+        self._files = CatalogueFiles(path, manifest)
+        self.store, self.index = DiskStore(self._files), DiskIndex(self._files)
+        self.human_goals = DiskGoals(self._files, "human", self.store)
+        self.synthetic_goals = DiskGoals(self._files, "synthetic", self.store)
 
     def nouns(self, title: str) -> tuple[str, ...] | None:
         """The nouns of a title that came with the data (``title_nouns.json``); of equal titles the last counts."""
-        held = self._nouns.get(title)
         with reading(f"the nouns of {title!r} in {str(self.path)!r}"):
-            return None if held is None else tuple(load_json(held))
+            held = self._files.row("SELECT nouns FROM nouns WHERE title = ?", encode(title))
+            return None if held is None else tuple(json.loads(held[0]))
 
     def listed(self, operator: str, wanted: str) -> tuple[int, ...]:
         """Documents of a department (``<c>``), kind (``<q>``) or attribute (``<a>``), in order."""
-        held = self._listed.get(f"{operator} {wanted}")
-        with reading(f"the list of {operator} {wanted} in {str(self.path)!r}"):
-            return () if held is None else tuple(np.frombuffer(held, "<u4").tolist())
+        return self.index.documents(f"{operator} {wanted}")
 
     def goals(self, *, human: bool) -> DiskGoals:
         """The goals written by people, or those made from the options of products."""
@@ -61,16 +130,15 @@ def open_index(path: str | os.PathLike[str], *, verify: bool | None = None) -> D
     format version; one that is found to be damaged later raises it when that part is read.
     """
     folder = Path(path).absolute()
-    manifest = read_manifest(folder)
+    manifest = files_of.read_manifest(folder)
+    small = sum(entry.num_bytes for entry in manifest.files.values()) <= VERIFIED_BYTES
     with reading(f"the catalogue {str(folder)!r}"):
-        sizes = [describe_file(folder, name, manifest).num_bytes for name in manifest.files]
-        if verify or (verify is None and sum(sizes) <= VERIFIED_BYTES):
-            verify_checksums(folder, manifest)
+        files_of.check_files(folder, manifest, checksums=small if verify is None else verify)
         return DiskCatalogue(folder, manifest)
 
 
 def is_index(path: str | os.PathLike[str]) -> bool:
     """Whether a path names a catalogue on disk, finished or not, rather than a folder of product files."""
     folder = Path(path)
-    begun = not folder.exists() and unfinished_name(folder).is_dir()
-    return begun or (folder / "manifest.json").is_file() or (folder / "job.json").is_file()
+    begun = not folder.exists() and files_of.unfinished_name(folder).is_dir()
+    return begun or (folder / files_of.MANIFEST).is_file() or (folder / files_of.WORK).is_file()

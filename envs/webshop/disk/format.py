@@ -1,54 +1,74 @@
-"""The files of a catalogue on disk: their names and element types, how they are written, checked and mapped.
+"""The files of a catalogue on disk: their names and element types, how they are checked and opened.
 
-A catalogue is a folder of plain little-endian arrays and ``manifest.json``, which lists for every file its element
-type, number of elements and checksum. The folder gets its final name when all of it is there; until then it carries
-:data:`UNFINISHED` in its name.
+A catalogue is a folder of plain little-endian arrays (:data:`ARRAYS`), a SQLite database (:data:`DATABASE`) and
+``manifest.json``, which holds the size and checksum of each. The folder gets its final name when all of it is there;
+until then it is built in a folder that carries :data:`UNFINISHED` in its name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.webshop.types import Product, Review
 from roll_envs.errors import RollError
 
 __all__ = [
-    "FORMAT",
+    "ARRAYS",
+    "DATABASE",
+    "MANIFEST",
     "UNFINISHED",
     "VERSION",
-    "ArrayWriter",
+    "WORK",
     "CatalogueError",
-    "FileEntry",
+    "CatalogueFiles",
     "Manifest",
     "Source",
-    "describe_file",
-    "describe_written",
-    "manifest_to_dict",
-    "map_array",
-    "map_file",
+    "check_files",
+    "dump_json",
+    "encode",
+    "open_database",
+    "pack_product",
     "read_manifest",
     "reading",
     "unfinished_name",
-    "verify_checksums",
-    "write_array",
-    "write_json",
+    "unpack_product",
+    "write_manifest",
 ]
 
 FORMAT = "roll-envs webshop catalogue"
-VERSION = 2
+VERSION = 3
 UNFINISHED = ".unfinished"
+MANIFEST = "manifest.json"
+DATABASE = "catalogue.db"
+WORK = "work.db"
+"""In the folder of an unfinished catalogue."""
+ARRAYS = {
+    "products": "|u1",
+    "products.offsets": "<u8",
+    "prices": "<f8",
+    "ranks": "<u4",
+    "postings.docs": "<u4",
+    "postings.saturations": "<f4",
+    "human.order": "<u4",
+    "synthetic.order": "<u4",
+}
+"""Products, packed, and where each begins and ends; their prices; their places in the order of product numbers; the
+documents of all terms, with what each adds to a score; the numbers of goals in catalogue order, shuffled."""
+FILES = (*ARRAYS, DATABASE)
+
+_FIELDS = tuple(field.name for field in fields(Product))
 
 
 class CatalogueError(RollError):
@@ -60,19 +80,38 @@ def reading(what: str) -> Iterator[None]:
     """Turn what goes wrong while reading damaged bytes into a :class:`CatalogueError` that begins with ``what``."""
     try:
         yield
-    except (
-        IndexError,
-        KeyError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        zlib.error,
-        sqlite3.Error,
-    ) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError, zlib.error, sqlite3.Error) as error:
         raise CatalogueError(
             f"{what} is damaged ({error}); `roll-envs webshop info --verify` names the file; build the catalogue again"
         ) from None
+
+
+def encode(text: str) -> bytes:
+    """UTF-8 that also takes the lone surrogates which JSON can hold."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def dump_json(value: Any) -> bytes:
+    """Compact JSON; dataclasses become lists of the values of their fields."""
+    return encode(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_field_values))
+
+
+def _field_values(value: Any) -> list[Any]:
+    return [getattr(value, field.name) for field in fields(value)]
+
+
+def pack_product(product: Product) -> bytes:
+    """A product as compressed JSON: its fields in the order of :class:`Product`, reviews as lists of theirs."""
+    return zlib.compress(dump_json(product), 6)
+
+
+def unpack_product(packed: bytes) -> Product:
+    found: dict[str, Any] = dict(zip(_FIELDS, json.loads(zlib.decompress(packed)), strict=True))
+    for name in ("bullet_points", "pricing", "attributes"):
+        found[name] = tuple(found[name])
+    found["options"] = {name: tuple(held) for name, held in found["options"].items()}
+    found["reviews"] = tuple([Review(title=title, score=score, body=body) for title, score, body in found["reviews"]])
+    return Product(**found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,16 +125,10 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
-    """One array of a catalogue."""
+    """One file of a catalogue."""
 
-    dtype: str
-    """As numpy writes it, byte order included (``<u4``)."""
-    count: int
+    num_bytes: int
     sha256: str
-
-    @property
-    def num_bytes(self) -> int:
-        return self.count * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,68 +143,25 @@ class Manifest:
     files: Mapping[str, FileEntry]
 
 
-class ArrayWriter:
-    """Writes an array piece by piece and keeps its checksum; ``held`` closes the file when work breaks off."""
-
-    def __init__(self, folder: Path, name: str, dtype: str, held: ExitStack) -> None:
-        self.name, self.dtype = name, np.dtype(dtype)
-        self.file = held.enter_context((folder / name).open("wb", buffering=1 << 20))
-        self.digest = hashlib.sha256()
-        self.num_bytes = 0
-
-    def write(self, values: NDArray[Any] | bytes) -> None:
-        """Append elements; arrays are converted to the type of the file, which must hold their values."""
-        raw = values if isinstance(values, bytes) else np.ascontiguousarray(values, self.dtype).tobytes()
-        self.file.write(raw)
-        self.digest.update(raw)
-        self.num_bytes += len(raw)
-
-    def close(self) -> FileEntry:
-        """Flush to the disk and describe the file."""
-        self.file.flush()
-        # Before the manifest names the file: after a power failure it must not name bytes that are missing.
-        os.fsync(self.file.fileno())
-        self.file.close()
-        count, rest = divmod(self.num_bytes, self.dtype.itemsize)
-        assert rest == 0
-        return FileEntry(dtype=self.dtype.str, count=count, sha256=self.digest.hexdigest())
-
-
-def write_array(folder: Path, name: str, dtype: str, values: NDArray[Any] | bytes) -> FileEntry:
-    """Write a whole array."""
-    with ExitStack() as held:
-        writer = ArrayWriter(folder, name, dtype, held)
-        writer.write(values)
-        return writer.close()
-
-
-def describe_written(path: Path) -> FileEntry:
-    """Flush a file of bytes that something else wrote to the disk, and describe it."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256")
-        return FileEntry(dtype="|u1", count=file.tell(), sha256=digest.hexdigest())
-
-
 def unfinished_name(out: Path) -> Path:
     """The folder in which a catalogue is built before it gets the name ``out``."""
     return out.with_name(out.name + UNFINISHED)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a small JSON file so that it is there whole or not at all."""
-    draft = path.with_name(path.name + ".draft")
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, sort_keys=True, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-
-
-def manifest_to_dict(manifest: Manifest) -> dict[str, Any]:
-    """As it stands in ``manifest.json``."""
-    return {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+def write_manifest(folder: Path, counts: Mapping[str, int], seed: int, sources: Mapping[str, Source]) -> None:
+    """Flush the files of a new catalogue to the disk, then describe them."""
+    entries = {}
+    for name in FILES:
+        with (folder / name).open("rb") as file:
+            # Before the manifest names the file: after a power failure it must not name bytes that are missing.
+            os.fsync(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            entries[name] = FileEntry(num_bytes=file.tell(), sha256=digest)
+    manifest = asdict(Manifest(counts=counts, seed=seed, sources=sources, files=entries))
+    with (folder / MANIFEST).open("w", encoding="utf-8") as out:
+        json.dump({"format": FORMAT, "version": VERSION, **manifest}, out, indent=1, sort_keys=True)
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -183,11 +173,11 @@ def read_manifest(folder: Path) -> Manifest:
         if unfinished_name(folder).is_dir():
             raise CatalogueError(f"the catalogue {str(folder)!r} is unfinished; {again}: it goes on where it stopped")
         raise CatalogueError(f"there is no catalogue {str(folder)!r}; {again}")
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CatalogueError(f"{str(folder)!r} is no catalogue (it has no manifest.json); {again}") from None
+        raise CatalogueError(f"{str(folder)!r} is no catalogue (it has no {MANIFEST}); {again}") from None
     except NotADirectoryError:
         raise CatalogueError(f"{str(folder)!r} is a file, not the folder of a catalogue; {again}") from None
     except (OSError, ValueError) as error:
@@ -202,52 +192,57 @@ def read_manifest(folder: Path) -> Manifest:
             counts={str(name): int(count) for name, count in raw["counts"].items()},
             seed=int(raw["seed"]),
             sources={name: Source(**source) for name, source in raw["sources"].items()},
-            files={name: FileEntry(**entry) for name, entry in raw["files"].items()},
+            files={name: FileEntry(**raw["files"][name]) for name in FILES},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CatalogueError(f"{str(path)!r} is damaged ({error!r}); {again}") from None
 
 
-def describe_file(folder: Path, name: str, manifest: Manifest) -> FileEntry:
-    """The manifest's entry of a file, after its size on disk was compared with it."""
-    entry = manifest.files.get(name)
-    if entry is None:
-        raise CatalogueError(f"the manifest of {str(folder)!r} lacks {name!r}; build the catalogue again")
-    try:
-        actual = (folder / name).stat().st_size
-    except OSError:
-        raise CatalogueError(f"{name!r} is missing from the catalogue {str(folder)!r}; build it again") from None
-    if actual != entry.num_bytes:
-        raise CatalogueError(
-            f"{name!r} of the catalogue {str(folder)!r} has {actual} bytes instead of {entry.num_bytes}: it is cut "
-            "short or damaged; build it again"
-        )
-    return entry
-
-
-def map_array(folder: Path, name: str, manifest: Manifest) -> NDArray[Any]:
-    """A file as a read-only array, paged in as it is used and shared by all processes."""
-    entry = describe_file(folder, name, manifest)
-    return map_file(folder / name, entry.dtype)
-
-
-def map_file(path: Path, dtype: str) -> NDArray[Any]:
-    """A whole file as a read-only array."""
-    if path.stat().st_size == 0:
-        # An empty file cannot be mapped.
-        return np.empty(0, dtype)
-    with path.open("rb") as file:
-        # The mapping stays when the file is closed.
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
-
-
-def verify_checksums(folder: Path, manifest: Manifest) -> None:
-    """Read every file and compare it with its checksum (seconds per gigabyte)."""
-    for name in manifest.files:
-        entry = describe_file(folder, name, manifest)
-        with (folder / name).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256")
-        if digest.hexdigest() != entry.sha256:
+def check_files(folder: Path, manifest: Manifest, *, checksums: bool) -> None:
+    """Compare the sizes of all files with the manifest, and their checksums too where asked (seconds per gigabyte)."""
+    for name, entry in manifest.files.items():
+        what = f"{name!r} of the catalogue {str(folder)!r}"
+        try:
+            actual = (folder / name).stat().st_size
+        except OSError:
+            raise CatalogueError(f"{name!r} is missing from the catalogue {str(folder)!r}; build it again") from None
+        if actual != entry.num_bytes:
             raise CatalogueError(
-                f"{name!r} of the catalogue {str(folder)!r} does not match its checksum: it is damaged; build it again"
+                f"{what} has {actual} bytes instead of {entry.num_bytes}: it is cut short or damaged; build it again"
             )
+        if checksums:
+            with (folder / name).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256")
+            if digest.hexdigest() != entry.sha256:
+                raise CatalogueError(f"{what} does not match its checksum: it is damaged; build it again")
+
+
+class CatalogueFiles:
+    """The open files of a catalogue, paged in as they are used; pickled, they are opened again by their path.
+
+    Any thread may read, and so may a fork: nothing writes to the database any more, so that it is opened without locks.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.arrays = {name: _map_array(folder / name, dtype) for name, dtype in ARRAYS.items()}
+        self._database = open_database(folder / DATABASE)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CatalogueFiles, (self.folder, self.manifest)
+
+    def row(self, query: str, *values: object) -> Any:
+        """The first row that a query of the database finds."""
+        return self._database.execute(query, values).fetchone()
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """A finished database, mapped (its first 2 GiB) to be read by any thread."""
+    database = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+    database.execute(f"PRAGMA mmap_size = {2**31}")
+    return database
+
+
+def _map_array(path: Path, dtype: str) -> NDArray[Any]:
+    # An empty file cannot be mapped; as plain arrays, slices are quicker than those of np.memmap.
+    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)

@@ -11,15 +11,13 @@ again, exactly as in memory: sums in double precision, in the order of the query
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.arguments import check_int
-from envs.webshop.disk.blobs import Blobs, encode, find_blob
-from envs.webshop.disk.format import Manifest, map_array, reading
+from envs.webshop.disk.format import CatalogueFiles, encode, reading
 from envs.webshop.search import idf, term_weights
 
 __all__ = ["DiskIndex"]
@@ -44,37 +42,31 @@ class _Term(NamedTuple):
     """A term of a query, with its part of the postings."""
 
     weight: np.float32
-    start: int
-    end: int
+    docs: NDArray[Any]
+    saturations: NDArray[np.float32]
     upper_bound: float
     """The largest value that the term adds to the score of any document."""
 
-
-def _gains(weight: np.float32, saturations: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What a term adds to scores, in the order of operations that Lucene rounds in."""
-    parts: NDArray[np.float32] = weight - weight / saturations
-    return parts
+    def gains(self, places: NDArray[Any] | slice = slice(None)) -> NDArray[np.float32]:
+        """What the term adds to the scores of its documents, in the order of operations that Lucene rounds in."""
+        gains: NDArray[np.float32] = self.weight - self.weight / self.saturations[places]
+        return gains
 
 
 class DiskIndex:
     """A :class:`SearchIndex` over the files of a catalogue."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._reopen = (folder, manifest)
-        self._terms = Blobs.of_manifest(folder, "terms", manifest)
-        self._peaks = map_array(folder, "terms.peaks", manifest)
-        self._offsets = map_array(folder, "postings.offsets", manifest)
-        self._docs = map_array(folder, "postings.docs", manifest)
-        self._saturations = map_array(folder, "postings.saturations", manifest)
-        self._ranks = map_array(folder, "asins.ranks", manifest)
-        self._num_docs = manifest.counts["products"]
-        self._num_filled = manifest.counts["filled_products"]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DiskIndex, self._reopen
+    def __init__(self, files: CatalogueFiles) -> None:
+        self._files = files
 
     def __len__(self) -> int:
-        return self._num_docs
+        return self._files.manifest.counts["products"]
+
+    def documents(self, query: str) -> tuple[int, ...]:
+        """Documents that a query of :func:`~envs.webshop.search.listed_under` lists, in order; kept as of a term."""
+        with reading(f"the list of {query} in {str(self._files.folder)!r}"):
+            found = self._files.row("SELECT start, stop FROM terms WHERE term = ?", encode(query))
+            return () if found is None else tuple(self._files.arrays["postings.docs"][slice(*found)].tolist())
 
     def search(self, query: str, k: int) -> Sequence[int]:
         """Document numbers of the best ``k`` matches, best first; equal scores in order of product number."""
@@ -83,93 +75,69 @@ class DiskIndex:
     def scores(self, query: str, k: int) -> list[tuple[int, float]]:
         """The best ``k`` matches, best first, with their scores."""
         check_int("k", k, 0)
-        with reading(f"the list of words in {self._terms.where}"):
+        where = str(self._files.folder)
+        with reading(f"the list of words in {where!r}"):
             terms = self._read_terms(query)
         if not terms or k == 0:
             return []
-        with reading(f"the list of products of a word in {self._terms.where}"):
+        with reading(f"the list of products of a word in {where!r}"):
             docs = self._candidates(sorted(terms, key=lambda term: -term.upper_bound), k)
-            scores = self._exact(terms, docs)
-            order = np.lexsort((self._ranks[docs], -scores))[:k]
+            scores = _add_up(terms, docs, np.zeros(len(docs), np.float64)).astype(np.float32)
+            order = np.lexsort((self._files.arrays["ranks"][docs], -scores))[:k]
             return list(zip(docs[order].tolist(), scores[order].tolist(), strict=True))
 
     def _read_terms(self, query: str) -> list[_Term]:
         """The terms of a query that any document holds, in its order."""
+        docs, saturations = self._files.arrays["postings.docs"], self._files.arrays["postings.saturations"]
         terms: list[_Term] = []
         for text, count in term_weights(query).items():
-            number = find_blob(self._terms, encode(text))
-            if number is not None:
-                start, end = int(self._offsets[number]), int(self._offsets[number + 1])
-                weight = np.float32(count) * idf(self._num_filled, end - start)
-                terms.append(_Term(weight, start, end, float(weight - weight / self._peaks[number])))
+            found = self._files.row("SELECT start, stop, peak FROM terms WHERE term = ?", encode(text))
+            if found is not None:
+                start, stop, peak = found
+                weight = np.float32(count) * idf(self._files.manifest.counts["filled_products"], stop - start)
+                bound = float(weight - weight / np.float32(peak))
+                terms.append(_Term(weight, docs[start:stop], saturations[start:stop], bound))
         return terms
-
-    def _parts(self, term: _Term) -> NDArray[np.float32]:
-        """What a term adds to the score of each of its documents."""
-        return _gains(term.weight, self._saturations[term.start : term.end])
 
     def _candidates(self, terms: Sequence[_Term], k: int) -> NDArray[Any]:
         """Documents that contain the best ``k``, ascending; ``terms`` in descending order of their upper bounds."""
         # bounds_left[i]: the most that terms i, i + 1, ... can add together.
         bounds_left = np.cumsum([0.0, *(term.upper_bound for term in reversed(terms))])[::-1]
-        sums = np.zeros(self._num_docs, np.float32)
+        sums = np.zeros(len(self), np.float32)
         candidates = _TopCandidates(k)
         used = added = 0
         pause = _LOOK_AHEAD
         for term in terms:
-            if candidates.excludes(bounds_left[used]):
-                # From here on it is quicker to look up the candidates than to add whole lists.
-                if candidates.size(sums, bounds_left[used]) * _LOOKUP_COST < term.end - term.start:
-                    break
-                np.add.at(sums, self._docs[term.start : term.end].astype(np.intp), self._parts(term))
-            else:
-                added += self._run(term, candidates, sums)
-                if added > pause:
-                    candidates.raise_threshold(self._ahead(terms[used + 1 :], candidates.leaders, sums))
-                    added, pause = 0, 2 * pause
-            used += 1
+            rest = bounds_left[used]
+            # From there on it is quicker to look up the candidates than to add whole lists.
+            if candidates.excludes(rest) and candidates.size(sums, rest) * _LOOKUP_COST < len(term.docs):
+                break
+            docs = term.docs.astype(np.intp)
+            reached = sums.take(docs) + term.gains()
+            sums[docs] = reached
+            candidates.update(docs, reached, sums)
+            used, added = used + 1, added + len(docs)
+            if added > pause:
+                leaders = candidates.leaders
+                candidates.raise_threshold(_add_up(terms[used:], leaders, sums[leaders]))
+                added, pause = 0, 2 * pause
         docs = candidates.remaining(sums, bounds_left[used])
         for term, rest in zip(terms[used:], bounds_left[used + 1 :], strict=True):
-            held, gains = self._look_up(term, docs)
-            reached = sums[docs]
-            reached[held] += gains
-            sums[docs] = reached
+            reached = sums[docs] = _add_up([term], docs, sums[docs])
             docs = candidates.narrow(docs, reached, rest)
         return docs
 
-    def _run(self, term: _Term, candidates: _TopCandidates, sums: NDArray[np.float32]) -> int:
-        """Add a term to all its documents and update the leaders; returns the number of documents."""
-        docs = self._docs[term.start : term.end].astype(np.intp)
-        reached = sums.take(docs) + self._parts(term)
-        sums[docs] = reached
-        candidates.update(docs, reached, sums)
-        return len(docs)
 
-    def _ahead(self, terms: Sequence[_Term], docs: NDArray[Any], sums: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Sums of some documents after all terms are added."""
-        reached: NDArray[np.float32] = sums[docs]
-        for term in terms:
-            held, gains = self._look_up(term, docs)
-            reached[held] += gains
-        return reached
-
-    def _look_up(self, term: _Term, docs: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-        """Which of some documents (in order) hold a term, and what it adds to those."""
-        own = self._docs[term.start : term.end]
-        docs = docs.astype(np.uint32)  # another type would be reached by converting the whole list
-        places = np.searchsorted(own, docs)
+def _add_up(terms: Sequence[_Term], docs: NDArray[Any], reached: NDArray[Any]) -> NDArray[Any]:
+    """``reached``, sums of some documents (in order), after more terms were added to it."""
+    docs = docs.astype(np.uint32)  # another type would be reached by converting whole lists
+    for term in terms:
+        places = np.searchsorted(term.docs, docs)
         # Behind the last document; any valid place will do, since the comparison fails there.
-        places[places == len(own)] = 0
-        held = own[places] == docs
-        return held, _gains(term.weight, self._saturations[term.start : term.end][places[held]])
-
-    def _exact(self, terms: Sequence[_Term], docs: NDArray[Any]) -> NDArray[np.float32]:
-        sums = np.zeros(len(docs), np.float64)
-        for term in terms:
-            held, gains = self._look_up(term, docs)
-            sums[held] += gains
-        rounded: NDArray[np.float32] = sums.astype(np.float32)
-        return rounded
+        places[places == len(term.docs)] = 0
+        held = term.docs[places] == docs
+        reached[held] += term.gains(places[held])
+    return reached
 
 
 class _TopCandidates:

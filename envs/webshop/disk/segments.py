@@ -1,44 +1,50 @@
-"""One stretch of the product file made into a segment: products, inverted terms and goal sources, on disk.
+"""One stretch of the product file made into rows: products, sources of goals, and the documents of each term.
 
-Segments are the unit of work and of resuming. What a segment holds follows from its stretch of the file alone, not
-from who made it or when, so that a build that was interrupted ends with the same bytes as one that was not.
+Segments are the unit of work and of resuming. Those of a build are made in order, by worker processes or in this one;
+what they hold together does not depend on how the file was cut.
 """
 
 from __future__ import annotations
 
+import json
 import math
-import os
-import shutil
-import zlib
+import subprocess
+import sys
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import closing, suppress
 from itertools import islice
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from envs.webshop.analysis import analyse
-from envs.webshop.disk.blobs import BlobWriter, Map, dump_json, encode, load_json, write_map
-from envs.webshop.disk.format import write_array, write_json
-from envs.webshop.disk.json_stream import Record, iter_array
-from envs.webshop.disk.store import pack_product
+from envs.webshop.disk.format import CatalogueError, dump_json, encode, open_database, pack_product
+from envs.webshop.disk.json_stream import iter_array
 from envs.webshop.original import Listing, join
-from envs.webshop.search import document_text, encode_length, listed_under
+from envs.webshop.search import document_text, listed_under
 
-__all__ = ["SIDES", "SegmentTask", "SideMaps", "build_segment", "segment_folder"]
+__all__ = ["SIDES", "Segment", "SegmentTask", "make_segment", "make_segments", "serve"]
 
-SIDES = ("attributes", "human_instructions", "reviews", "title_nouns")
-_COMPRESSION = 6
+SIDES = {
+    "attributes": "items_ins_v2",
+    "human_instructions": "items_human_ins",
+    "reviews": "reviews",
+    "title_nouns": "title_nouns",
+}
+"""Input files beside the products, and how their names begin."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SegmentTask:
+class SegmentTask(NamedTuple):
     """A stretch of the product file."""
 
+    products: Path
+    sides: Path
+    """Database of the entries of the other input files."""
     number: int
     start: int
     """Byte where the record before it ended; 0 at the start of the file."""
@@ -46,135 +52,140 @@ class SegmentTask:
     """Byte where its last record ends."""
     first_record: int
     num_records: int
-    skip: tuple[int, ...]
-    """Records (counted from ``first_record``) that are no product: an unusable or repeated product number."""
+    skip: frozenset[int]
+    """Numbers of records that are no product: an unusable or repeated product number."""
+    first_doc: int
 
 
-class SideMaps:
-    """The entries of the other input files by product number; a file that was not given is empty."""
+class Segment(NamedTuple):
+    """The rows that a stretch makes."""
 
-    def __init__(self, work: Path) -> None:
-        paths = {name: work / "maps" / name for name in SIDES}
-        self._maps = {name: Map(path) for name, path in paths.items() if path.exists()}
-
-    def _entry(self, name: str, asin: str) -> Any:
-        held = self._maps[name].get(asin) if name in self._maps else None
-        return None if held is None else load_json(held)
-
-    def listing(self, record: dict[str, Any], where: str) -> Listing:
-        """A record joined with what the other files say of it."""
-        made, human, reviews, nouns = (self._entry(name, str(record.get("asin"))) for name in SIDES)
-        return join(record, made=made, human=human, reviews=reviews, nouns=nouns, where=where)
+    task: SegmentTask
+    products: list[tuple[int, bytes, int, bytes, bytes]]
+    """Document, product number, number of terms, prices, packed product."""
+    goals: list[tuple[str, int, int, bytes]]
+    """Kind, document, combinations of options, what the instruction says."""
+    nouns: list[tuple[bytes, bytes]]
+    """Title, its nouns."""
+    postings: list[tuple[int, bytes, bytes]]
+    """Number of the segment, term, pairs of document and count; in the order of the terms."""
 
 
-def segment_folder(work: Path, number: int) -> Path:
-    """Where a finished segment lies."""
-    return work / "segments" / f"{number:06d}"
-
-
-def build_segment(task: SegmentTask, products: Path, work: Path) -> None:
-    """Make a segment; its folder appears when it is whole. Raises :class:`RollError` for a record that is wrong."""
-    final = segment_folder(work, task.number)
-    draft = final.with_name(f"{final.name}.draft{os.getpid()}")
-    draft.mkdir(parents=True)
-    sides = SideMaps(work)
-    skip = frozenset(task.skip)
-    with ExitStack() as held:
-        writer = _SegmentWriter(draft, held)
-        for record in _records(task, products):
-            if record.number - task.first_record not in skip:
-                writer.add(sides.listing(record.value, f"{products}, record {record.number}"))
-        counts = writer.close()
-    write_json(draft / "segment.json", {**asdict(task), **counts})
-    # A worker of an interrupted build may have finished it meanwhile.
-    if final.exists():
-        shutil.rmtree(draft)
-    else:
-        draft.rename(final)
-
-
-def _records(task: SegmentTask, products: Path) -> Iterator[Record]:
-    return islice(iter_array(products, start=task.start, first_number=task.first_record), task.num_records)
-
-
-class _SegmentWriter:
-    """Collects the terms of a few thousand products and writes everything else as it comes."""
-
-    def __init__(self, folder: Path, held: ExitStack) -> None:
-        self.folder, self.held = folder, held
-        self.products = BlobWriter(folder, "products", held)
-        self.asins = BlobWriter(folder, "asins", held)
-        self.synthetic = BlobWriter(folder, "synthetic", held)
-        self.human = BlobWriter(folder, "human", held)
-        self.nouns = BlobWriter(folder, "nouns", held)
-        self.listed: dict[str, array[int]] = {}
-        self.pricing = array("d")
-        self.norms = bytearray()
-        self.total_length = 0
-        self.synthetic_docs, self.combinations = array("I"), array("Q")
-        self.human_docs = array("I")
-        self.term_ids: dict[str, int] = {}
-        self.terms_of_docs, self.counts_of_docs, self.num_terms = array("I"), array("I"), array("I")
-
-    def add(self, listing: Listing) -> None:
-        product, doc = listing.product, len(self.norms)
-        self.products.append(zlib.compress(pack_product(product), _COMPRESSION))
-        self.asins.append(encode(product.asin))
+def make_segment(task: SegmentTask) -> Segment:
+    """Read and analyse a stretch. Raises :class:`RollError` for a record that is wrong."""
+    made = Segment(task, [], [], [], [])
+    postings: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
+    for doc, listing in enumerate(_listings(task), task.first_doc):
+        product = listing.product
+        terms = analyse(document_text(product))
+        pricing = dump_json(product.pricing[:2])
+        made.products.append((doc, encode(product.asin), len(terms), pricing, pack_product(product)))
+        for term, count in Counter(terms).items():
+            postings[term].extend((doc, count))
+        # No term holds a space: these are never taken for one.
         for query in listed_under(product):
-            self.listed.setdefault(query, array("I")).append(doc)
-        low_high = product.pricing[:2]
-        self.pricing.extend((len(low_high), *low_high, *([0.0] * (2 - len(low_high)))))
-        self._add_terms(analyse(document_text(product)))
+            postings[query].extend((doc, 1))
         if listing.instruction is not None and listing.instruction_attributes:
-            self.synthetic.append(dump_json([listing.instruction, listing.instruction_attributes]))
-            self.synthetic_docs.append(doc)
-            # More would not fit into 64 bits; `merge` refuses such a product by its MAX_GOALS.
-            self.combinations.append(min(math.prod(map(len, product.options.values())), 2**63))
+            # More would not fit into 64 bits; in the end such a product is refused by MAX_GOALS.
+            combinations = min(math.prod(map(len, product.options.values())), 2**63 - 1)
+            said = dump_json([listing.instruction, listing.instruction_attributes])
+            made.goals.append(("synthetic", doc, combinations, said))
         for written in listing.human:
             if written.get("instruction_attributes"):
-                kept = {
-                    key: written.get(key) for key in ("instruction", "instruction_attributes", "instruction_options")
-                }
-                self.human.append(dump_json(kept))
-                self.human_docs.append(doc)
+                keys = ("instruction", "instruction_attributes", "instruction_options")
+                made.goals.append(("human", doc, 1, dump_json({key: written.get(key) for key in keys})))
         if listing.nouns is not None:
-            self.nouns.append(dump_json([product.title, listing.nouns]))
+            made.nouns.append((encode(product.title), dump_json(listing.nouns)))
+    ordered = sorted((encode(term), pairs) for term, pairs in postings.items())
+    made.postings.extend((task.number, term, np.asarray(pairs, "<u4").tobytes()) for term, pairs in ordered)
+    return made
 
-    def _add_terms(self, terms: list[str]) -> None:
-        ids = self.term_ids
-        counts = Counter(terms)
-        self.terms_of_docs.extend([ids.setdefault(term, len(ids)) for term in counts])
-        self.counts_of_docs.extend(counts.values())
-        self.num_terms.append(len(counts))
-        self.norms.append(encode_length(len(terms)))
-        self.total_length += len(terms)
 
-    def close(self) -> dict[str, int]:
-        for blobs in (self.products, self.asins, self.synthetic, self.human, self.nouns):
-            blobs.close()
-        docs = ((encode(query), np.array(docs, "<u4").tobytes()) for query, docs in sorted(self.listed.items()))
-        write_map(self.folder / "listed", docs)
-        write_array(self.folder, "pricing", "<f8", np.frombuffer(self.pricing, "f8"))
-        write_array(self.folder, "norms", "|u1", np.frombuffer(self.norms, "u1"))
-        write_array(self.folder, "synthetic.docs", "<u4", np.array(self.synthetic_docs, "<u4"))
-        write_array(self.folder, "synthetic.combinations", "<u8", np.array(self.combinations, "<u8"))
-        write_array(self.folder, "human.docs", "<u4", np.array(self.human_docs, "<u4"))
-        self._write_postings()
-        return {"num_products": len(self.norms), "total_length": self.total_length}
+def _listings(task: SegmentTask) -> Iterator[Listing]:
+    """The products of a stretch, joined with what the other files say of them."""
+    with closing(open_database(task.sides)) as sides:
+        records = iter_array(task.products, start=task.start, first_number=task.first_record)
+        for record in islice(records, task.num_records):
+            if record.number not in task.skip:
+                # Of equal keys the last counts, as in JSON.
+                key = encode(str(record.value.get("asin")))
+                rows = sides.execute("SELECT role, value FROM sides WHERE key = ? ORDER BY rowid", (key,))
+                entries = {role: json.loads(value) for role, value in rows}
+                yield join(
+                    record.value,
+                    made=entries.get("attributes"),
+                    human=entries.get("human_instructions"),
+                    reviews=entries.get("reviews"),
+                    nouns=entries.get("title_nouns"),
+                    where=f"{task.products}, record {record.number}",
+                )
 
-    def _write_postings(self) -> None:
-        encoded = {encode(term): number for term, number in self.term_ids.items()}
-        ordered = sorted(encoded)
-        terms = BlobWriter(self.folder, "terms", self.held)
-        for term in ordered:
-            terms.append(term)
-        terms.close()
-        # Terms were numbered as they came; from here on they have their place in sorted order.
-        rank = np.empty(len(ordered), np.uint32)
-        rank[np.array([encoded[term] for term in ordered], np.int64)] = np.arange(len(ordered), dtype=np.uint32)
-        ranks = rank[np.array(self.terms_of_docs, np.int64)]
-        docs = np.repeat(np.arange(len(self.num_terms), dtype="<u4"), np.array(self.num_terms, np.int64))
-        order = np.argsort(ranks, kind="stable")
-        write_array(self.folder, "postings.docs", "<u4", docs[order])
-        write_array(self.folder, "postings.counts", "<u4", np.array(self.counts_of_docs, "<u4")[order])
-        write_array(self.folder, "terms.docs", "<u4", np.bincount(ranks, minlength=len(ordered)))
+
+def make_segments(tasks: Iterator[SegmentTask], workers: int) -> Iterator[Segment]:
+    """Segments in the order of their tasks; with ``workers=0`` they are made in this process.
+
+    Raises what a worker raised, and :class:`CatalogueError` when one died.
+    """
+    if workers == 0:
+        yield from map(make_segment, tasks)
+        return
+    busy: deque[_Worker] = deque()
+    try:
+        for task in tasks:
+            made = None
+            if len(busy) < workers:
+                busy.append(_Worker())
+            else:
+                # The one that began first makes the next segment.
+                made = busy[0].answer()
+                busy.rotate(-1)
+            with suppress(BrokenPipeError):  # that it died is noticed when its answer is read
+                busy[-1].connection.send(task)
+            if made is not None:
+                yield made
+        for worker in busy:
+            yield worker.answer()
+    finally:
+        for worker in busy:
+            worker.close()
+
+
+_SERVE = f"import sys; end, *sys.path = sys.argv[1:]; from {__name__} import serve; serve(int(end))"
+
+
+class _Worker:
+    """A process that makes segments; it ends with this one, after the segment that it is making."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = Pipe()
+        command = [sys.executable, "-c", _SERVE, str(theirs.fileno()), *sys.path]
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def answer(self) -> Segment:
+        try:
+            made: Segment | Exception = self.connection.recv()
+        except (EOFError, OSError):
+            raise CatalogueError(
+                f"a worker process ended with status {self.process.wait()} (out of memory?); the same command goes on "
+                "where it stopped"
+            ) from None
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+def serve(end: int) -> None:
+    """Answer the tasks that come through a connection, until its other end is closed."""
+    with suppress(EOFError, OSError, KeyboardInterrupt), Connection(end) as connection:
+        while True:
+            task = connection.recv()
+            try:
+                connection.send(make_segment(task))
+            except Exception as error:
+                connection.send(error)
