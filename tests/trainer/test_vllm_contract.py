@@ -447,7 +447,9 @@ def test_a_server_without_our_routes_is_refused_with_what_to_do(model: LanguageM
 
 def test_the_release_of_a_server_that_runs_is_checked(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
     fake[1].release = "0.33.1+cu130"
-    with pytest.raises(EngineError, match=r"vLLM is 0\.33\.1, and 0\.32\.0 was tested.*engine\.accept=\{vllm: 0\.33\.1\}"):
+    with pytest.raises(
+        EngineError, match=r"vLLM is 0\.33\.1, and 0\.32\.0 was tested.*engine\.accept=\{vllm: 0\.33\.1\}"
+    ):
         connect(model, fake[0])
     assert not fake[1].updates
     connect(model, fake[0], accept={"vllm": "0.33.1"}).close()
