@@ -25,7 +25,7 @@ def seeds_differ(subject: Subject) -> str:
     env = subject.make()
     if getattr(env, "splits", ()):
         raise Skip("tasks are rows of splits, as many as the data has")
-    seeds = range(len(subject.seeds) if subject.pace else max(len(subject.seeds), 6))
+    seeds = subject.first_seeds
     different = {json.dumps(play(env, seed, mixed(0))) for seed in seeds}
     if len(different) == 1 and not isinstance(getattr(env, "action_format", None), ActionFormat):
         # Moves of a random player are none where actions have no names; what is hidden stays so.
@@ -49,9 +49,8 @@ def trainer_seeds(subject: Subject) -> str:
         need(not apart, f"seed {seed} in a second instance is another episode ({apart})")
     if getattr(env, "splits", ()):
         return "they begin episodes"
-    tasks = range(len(subject.seeds) if subject.pace else 6)
-    train = [play(env, seed, mixed(0)) for seed in tasks]
-    held_out = [play(env, FIRST_HELD_OUT + seed, mixed(0)) for seed in tasks]
+    train = [play(env, seed, mixed(0)) for seed in subject.first_seeds]
+    held_out = [play(env, FIRST_HELD_OUT + seed, mixed(0)) for seed in subject.first_seeds]
     same = train == held_out and any(trace != train[0] for trace in train)
     need(not same, f"held-out seeds from {FIRST_HELD_OUT} on play the tasks of seeds from 0 on; use the whole seed")
     return "they begin episodes, held-out ones others than those of training"

@@ -295,6 +295,11 @@ class Subject:
         turns = f", {_followed} turns of a random player" if _followed is not None else ""
         return f"{count} of {len(self.all_seeds)} seeds{turns}" if turns or count < len(self.all_seeds) else ""
 
+    @property
+    def first_seeds(self) -> range:
+        """Seeds from 0 on, for rules that compare tasks with each other: six at least, unless it is slow."""
+        return range(len(self.seeds) if self.pace else max(len(self.seeds), 6))
+
     @functools.cached_property
     def reference(self) -> list[Trace]:
         """Traces of a fresh environment alone in this thread: what all others are compared with."""
@@ -331,25 +336,25 @@ _LOOK_S = 2.0
 
 def _kept_pace(subject: Subject) -> tuple[Sequence[int], int | None]:
     """The seeds, and the turns of a random player, that leave time for every rule: fewer of a slow environment."""
-    env, turns, started = subject.make(), 0, time.monotonic()
-    resets = 0.0
+    env, turns, spent_s = subject.make(), 0, 0.0
+    deadline = time.monotonic() + _LOOK_S
     for seed in subject.all_seeds:
-        resets -= time.monotonic()
         begin(env, seed=seed)
-        resets += time.monotonic()
+        began = time.monotonic()
         for _ in steps(env, mixed(seed, garbage=0)):  # what garbage does, the rules find
             turns += 1
-            if time.monotonic() - started > _LOOK_S:
+            if time.monotonic() > deadline:
                 break
-        if time.monotonic() - started > _LOOK_S:
+        spent_s += time.monotonic() - began
+        if time.monotonic() > deadline:
             break
     else:
         env.close()
         return subject.all_seeds, None
-    each = (time.monotonic() - started - resets) / max(1, turns)
-    again = -time.monotonic()
+    each = spent_s / max(1, turns)
+    began = time.monotonic()
     env.reset(seed=subject.all_seeds[0])  # what was made once, a game say, may be there now
-    again += time.monotonic()
+    again = time.monotonic() - began
     env.close()
     bound, whole = subject.timeout_s / _PASSES, turn_limit(env)
     fitting = (n for n in range(len(subject.all_seeds), _LEAST_SEEDS, -1) if n * (again + each * whole) <= bound)

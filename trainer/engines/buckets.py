@@ -102,10 +102,7 @@ def piece_of(name: str, tensor: torch.Tensor, end: int) -> Piece:
 
 def write_at(fd: int, tensor: torch.Tensor, start: int) -> None:
     """Write the bytes of ``tensor`` from byte ``start`` of a file on. Raises OSError where there is no room."""
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    if flat.is_cuda:  # by way of pinned memory, which torch keeps for the next one: several times as quick
-        flat = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=True).copy_(flat)
-    plain: Any = flat.cpu().numpy()
+    plain: Any = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     left = memoryview(plain)
     while left:
         count = os.pwrite(fd, left, start)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -90,8 +91,8 @@ class Server:
         self.stop()
         if not self._command:
             return
-        self._claim_port()
         try:
+            self._claim_port()
             with open(self._log, "ab") as log:
                 # The pipe closes when this process ends, however it ends. A process group of its own: Ctrl-C is ours
                 # to handle, and all that the server starts is ended with it.
@@ -118,8 +119,10 @@ class Server:
         claim = socket.socket(socket.AF_UNIX)
         try:
             claim.bind(f"\0roll-server-{port}")  # a name without a file, which ends with this process
-        except OSError:
+        except OSError as error:
             claim.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
             raise EngineError(
                 f"port {port} is taken by a server that another run starts; choose another engine.port, or 0 for a "
                 "free one"

