@@ -47,7 +47,7 @@ def _metric(service: Running, line: str) -> float:
 
 def test_a_full_queue_is_429_with_a_time_to_come_back() -> None:
     with running(slots=1, queue=1) as service:
-        first = _in_thread(lambda: service.post("/run_code", _sleep(1)))
+        first = _in_thread(lambda: service.post("/run_code", _sleep(3)))
         service.wait_until(lambda: service.service.pool.running == 1)
         second = _in_thread(lambda: service.post("/run_code", QUICK))
         service.wait_until(lambda: service.service.pool.waiting == 1)
