@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--tokens-per-microbatch", type=int, default=16_384)
     parser.add_argument("--logits-mib", type=float, default=4096.0)
     parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
     options.peak_tflops = options.peak_tflops or known_peak(options.device)
@@ -122,6 +123,7 @@ def measure(options: argparse.Namespace, name: str, shape: Shape) -> str:
             attention=options.attention,
             logits_mib=options.logits_mib,
             gradient_checkpointing=options.gradient_checkpointing,
+            compile=options.compile,
         ),
         device="cuda" if cuda else "cpu",
     )

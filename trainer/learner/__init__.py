@@ -267,6 +267,9 @@ class NetworkSettings(ComputeSettings):
 class TorchSettings(NetworkSettings):
     """Settings of the plain PyTorch backend."""
 
+    compile: bool = False
+    """Compile the layers and what is done with logits (torch.compile); needs a C++ compiler where there is no GPU.
+    Default: off: it takes a minute or two at the first step, and sums are rounded otherwise than the engine's."""
     threads: int = Field(0, ge=0)
     """Micro-batches side by side, and torch threads of the engine; 0 chooses by size.
     Default: speed alone; changes nothing else."""

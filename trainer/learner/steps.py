@@ -15,11 +15,11 @@ from roll_envs.errors import ConfigError
 from roll_envs.types import Metrics
 from trainer.algorithms.losses.objective import Objective, policy_loss
 from trainer.data.batches import Batch, Denominators
-from trainer.learner import ComputeSettings
+from trainer.learner import ComputeSettings, TorchSettings
 from trainer.learner.gradients import Ranks
 from trainer.model.attention import choose_attention, use_packed_attention
 from trainer.model.context import ContextRanks
-from trainer.model.forward import head_of, label_scores
+from trainer.model.forward import compile_layers, head_of, label_scores
 
 
 class ScoreModule(torch.nn.Module):
@@ -36,7 +36,7 @@ class ScoreModule(torch.nn.Module):
         context: ContextRanks | None = None,
     ) -> None:
         """``network`` is used as it is, run on ``device`` in ``dtype``; the ranks of ``context`` run each batch
-        together. Raises :class:`ConfigError` when it has no head that is known."""
+        together. Raises :class:`ConfigError` when it has no head that is known, or no layers that could be compiled."""
         super().__init__()
         use_packed_attention(network)
         try:
@@ -46,6 +46,9 @@ class ScoreModule(torch.nn.Module):
         self.network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
         self._attention = choose_attention(settings.attention, device, dtype)
         self._context = context
+        self._compiled = isinstance(settings, TorchSettings) and settings.compile
+        if self._compiled:
+            compile_layers(network)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the labels and entropies [B, T]; 0 where there is no label."""
@@ -57,6 +60,7 @@ class ScoreModule(torch.nn.Module):
             attention=self._attention,
             logits_mib=self._logits_mib,
             context=self._context,
+            compiled=self._compiled,
         )
 
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll_envs.errors import CheckpointError, ConfigError
 from roll_envs.types import Metrics
@@ -31,7 +30,7 @@ from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, c
 from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
 from trainer.learner.snapshot import Keep, kept_state, own_copy
 from trainer.learner.steps import ScoreModule, jobs_of, microbatch_loss, step_metrics
-from trainer.model.forward import load_weights, weights_of
+from trainer.model.forward import layers_of, load_weights, weights_of
 from trainer.model.network import LanguageModel, choose_device
 
 
@@ -303,7 +302,7 @@ class TorchLearner:
 
 def checkpointed_layers(network: Any) -> list[Any]:
     """The layers whose inside is computed again in backward. Raises :class:`ConfigError` where there are none."""
-    layers = [m for m in network.modules() if isinstance(m, GradientCheckpointingLayer)]
+    layers = layers_of(network)
     if not layers:
         raise ConfigError(
             f"learner.gradient_checkpointing: {type(network).__name__} has no layers that can be computed again; "

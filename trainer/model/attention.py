@@ -262,6 +262,7 @@ def use_packed_attention(network: Any) -> None:
         )
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,

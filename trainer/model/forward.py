@@ -13,13 +13,15 @@ Shapes: B packed lines of a micro-batch, T positions, N positions that are run, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from roll_envs.errors import CheckpointError, RollError, UnknownNameError
+from roll_envs.errors import CheckpointError, ConfigError, RollError, UnknownNameError
 from trainer.data.batches import Batch
 from trainer.model.attention import Kind, layout_of_positions, layout_of_tree, share_prefixes
 from trainer.model.context import ContextRanks, TokenSlice
@@ -71,17 +73,38 @@ def positions_within(mib: float, vocabulary: int) -> int:
 
 
 def linear_logprobs(
-    hidden: torch.Tensor, labels: torch.Tensor, head: Head, *, temperature: float, chunk: int
+    hidden: torch.Tensor, labels: torch.Tensor, head: Head, *, temperature: float, chunk: int, compiled: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of ``labels`` [N] and entropies [N] in nats of the sampling distribution after ``hidden`` [N, D].
 
     At least float32; both can be differentiated with respect to ``hidden`` and the head. ``chunk`` is the number of
-    positions whose logits are held at once.
+    positions whose logits are held at once. ``compiled`` puts what is done with logits together, so that memory is
+    passed over fewer times.
     """
     logp, entropy = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, labels, head.softcap, temperature, chunk
+        hidden, head.weight, head.bias, labels, head.softcap, temperature, chunk, compiled
     )
     return logp, entropy
+
+
+def compile_layers(network: Any) -> None:
+    """Have the layers of ``network`` compiled when they are first called, but for their attention; copies of it are
+    not. Raises :class:`ConfigError` where there are none."""
+    layers = layers_of(network)
+    if not layers:
+        raise ConfigError(f"learner.compile: {type(network).__name__} has no layers that are known; set it to false")
+    for layer in layers:
+        layer.compile(dynamic=True)
+
+
+def layers_of(network: Any) -> list[Any]:
+    """The transformer layers of a Hugging Face model; none where they are not marked as such."""
+    return [module for module in network.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, half: torch.dtype) -> torch.Tensor:
@@ -116,22 +139,17 @@ class _LinearLogprobs(torch.autograd.Function):
         softcap: float | None,
         temperature: float,
         chunk: int,
+        compiled: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        statistics = _compiled(_statistics) if compiled else _statistics
         fine = torch.promote_types(weight.dtype, torch.float32)
         logp, entropy, top, logsum = torch.empty(4, len(hidden), dtype=fine, device=hidden.device)
         z = None
         for part in _parts(len(hidden), chunk):
             z = _scaled_logits(hidden[part], weight, bias, softcap, temperature)
-            top[part] = z.amax(-1)
-            z.sub_(top[part, None])
-            powers = z.exp()
-            total = powers.sum(-1)
-            logsum[part] = total.log()
-            logp[part] = z.gather(1, labels[part, None])[:, 0] - logsum[part]
-            # The sum over p (log total - z): where p is 0, z is finite, unless the logits are not.
-            entropy[part] = logsum[part] - powers.mul_(z).sum(-1) / total
+            logp[part], entropy[part], top[part], logsum[part] = statistics(z, labels[part])
         ctx.set_materialize_grads(False)  # an entropy that is only watched costs nothing in backward
-        ctx.softcap, ctx.temperature, ctx.chunk = softcap, temperature, chunk
+        ctx.softcap, ctx.temperature, ctx.chunk, ctx.compiled = softcap, temperature, chunk, compiled
         # The logits of a single chunk are kept, less their largest.
         ctx.kept = z if len(hidden) <= chunk and softcap is None and any(ctx.needs_input_grad[:3]) else None
         ctx.save_for_backward(hidden, weight, bias, labels, top, logsum, entropy)
@@ -143,6 +161,7 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden, weight, bias, labels, top, logsum, entropy = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, None  # used up: a second backward computes the logits again
         mixed = hidden.is_cuda and weight.dtype != logsum.dtype
+        gradient_of = _compiled(_logit_gradient) if ctx.compiled else _logit_gradient
         # Of hidden, weight and bias, as far as they are wanted; sums in float32 or better.
         totals = [
             torch.zeros(x.shape, dtype=logsum.dtype, device=x.device) if wanted else None
@@ -155,9 +174,8 @@ class _LinearLogprobs(torch.autograd.Function):
                 if ctx.softcap is not None:  # derivative of the capped logits by the plain ones
                     slope = 1.0 - (z * (ctx.temperature / ctx.softcap)).square_()
                 z.sub_(top[part, None])  # not both in one: their sum has fewer digits than they have
-            z.sub_(logsum[part, None])
             by_logp, by_entropy = (None if grad is None else grad[part] for grad in (grad_logp, grad_entropy))
-            gradient = _logit_gradient(z, labels[part], by_logp, by_entropy, entropy[part])
+            gradient = gradient_of(z, logsum[part], labels[part], by_logp, by_entropy, entropy[part])
             if slope is not None:
                 gradient.mul_(slope)
             if totals[2] is not None:
@@ -174,24 +192,39 @@ class _LinearLogprobs(torch.autograd.Function):
             None if total is None else total.div_(ctx.temperature).to(x.dtype)
             for x, total in zip((hidden, weight, bias), totals, strict=True)
         ]
-        return *done, *[None] * 4
+        return *done, *[None] * 5
 
 
 def _parts(count: int, chunk: int) -> list[slice]:
     return [slice(start, start + chunk) for start in range(0, count, chunk)]
 
 
+def _statistics(z: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of scaled logits ``z`` [n, V], which are less their largest behind this: log-probs of the labels, entropies, the
+    largest, and the logarithms of the sums of exponentials."""
+    top = z.amax(-1)
+    z.sub_(top[:, None])
+    powers = z.exp()
+    total = powers.sum(-1)
+    logsum = total.log()
+    logp = z.gather(1, labels[:, None])[:, 0] - logsum
+    # The sum over p (log total - z): where p is 0, z is finite, unless the logits are not.
+    return logp, logsum - powers.mul_(z).sum(-1) / total, top, logsum
+
+
 def _logit_gradient(
-    logp: torch.Tensor,
+    z: torch.Tensor,
+    logsum: torch.Tensor,
     labels: torch.Tensor,
     grad_logp: torch.Tensor | None,
     grad_entropy: torch.Tensor | None,
     entropy: torch.Tensor,
 ) -> torch.Tensor:
-    """Gradient by the scaled logits; ``logp`` [n, V] holds all log-probabilities and is overwritten.
+    """Gradient by the scaled logits; ``z`` [n, V] holds them less their largest and is overwritten.
 
     d logp_y / dz_v = [v = y] - p_v and d H / dz_v = -p_v (log p_v + H).
     """
+    logp = z.sub_(logsum[:, None])
     if grad_entropy is None:
         if grad_logp is None:
             return logp.zero_()
@@ -274,6 +307,7 @@ def label_scores(
     attention: Kind,
     logits_mib: float,
     context: ContextRanks | None = None,
+    compiled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of the labels and entropies of their distributions at the sampling temperature, [B, T]; 0 elsewhere.
     All ranks of ``context`` get all of them."""
@@ -287,6 +321,7 @@ def label_scores(
         head,
         temperature=temperature,
         chunk=positions_within(logits_mib, vocabulary),
+        compiled=compiled,
     )
     logp, entropy = (spread(score.index_select(0, which), mask, context) for score in scores)
     return logp, entropy
