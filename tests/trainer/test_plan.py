@@ -130,6 +130,17 @@ def test_shares_have_no_whole_gradients_of_micro_batches() -> None:
     assert apart("deepspeed", learner__stage=2) == whole
 
 
+def test_only_ranks_that_are_given_whole_weights_load_them() -> None:
+    def loading(backend: str, ranks: int = 8, **more: Any) -> float:
+        plan = planned(**keys(learner__backend=backend, placement__learner__ranks=ranks, engine__replicas=8, **more))
+        weights = 4 * plan.memory.parameters
+        return sum(i.bytes for i in plan.memory.items["cpu"] if i.owner == "loading") / weights
+
+    assert loading("torch") == loading("deepspeed", learner__stage=2) == 8
+    assert loading("fsdp2") == loading("deepspeed", learner__stage=3) == loading("megatron") == 0
+    assert loading("fsdp2", ranks=1) == 1, "the model of this process, which becomes the learner's"
+
+
 def test_an_engine_takes_its_share_of_one_gpu() -> None:
     plan = planned(**keys(placement__learner__ranks=4, engine__replicas=4, engine__gpu_memory_utilization=0.3))
     served = [i.bytes for i in plan.memory.items["cuda"] if i.owner == "engine"]
@@ -176,12 +187,13 @@ def test_files_for_eight_gpus_fit_them(path: Path) -> None:
 @pytest.mark.slow
 def test_thirty_billion_weights_fit_four_nodes() -> None:
     experts = FOLDER / "sokoban_qwen3_30b_a3b_4nodes.yaml"
-    hardware = replace(NODE, nodes=4, node_gib=1024.0)
+    hardware = replace(NODE, nodes=4)
     plan = plan_cluster(load_config(experts), THIRTY, hardware, tokens=1_000_000)
     assert plan.placement.learner == tuple(range(24))
     assert plan.placement.rollout == (tuple(range(24, 28)), tuple(range(28, 32)))
     assert plan.memory.parameters == pytest.approx(30.5e9, rel=0.01)
     assert plan.memory.peak("cuda")[1] < plan.memory.free["cuda"]
+    assert plan.memory.peak("cpu")[1] == 4 * plan.memory.parameters, "of the driver alone: ranks are given a stream"
     with pytest.raises(ConfigError, match="8 GPUs are needed beside the 24 of the learner"):
         plan_cluster(load_config(experts), THIRTY, replace(hardware, nodes=3), tokens=1_000_000)
     cut_less = load_config(experts, ["learner.pipeline_parallel=2"])

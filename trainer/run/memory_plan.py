@@ -114,7 +114,9 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
     lora, smaller = bool(getattr(settings, "lora_rank", 0)), ("learner.lora_rank",)
     precise = () if half else ("learner.precision",)
     backend, ranks = BACKENDS.find(settings.backend), config.placement.learner.ranks
-    held = backend.shares(part_settings(settings, backend), ranks)
+    own = part_settings(settings, backend)
+    held = backend.shares(own, ranks)
+    streamed = ranks > 1 and backend.fills(own)  # into the shares of a network that begins without memory
     gathered, item = held.gathers and held.weights < 1, partial(Item, "learner")
     # Replicas add to gradients of their own, and so do weights in half precision, until a micro-batch is done.
     # Of weights that are held in shares a rank has no other gradients.
@@ -139,7 +141,7 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
         items.append(item("critic: weights, gradients, optimiser, in float32", size, keys=("advantage.name",)))
     tokens = math.ceil(settings.tokens_per_microbatch * held.tokens)
     items += _microbatch(config, counted, tokens, threads)
-    if device != "cpu":
+    if device != "cpu" and not streamed:
         items.append(Item("loading", "weights in float32", 4 * counted.numbers, LOADING))
     return items
 
