@@ -15,7 +15,7 @@ from trainer.command import MISTAKE
 from trainer.config.load import load_config, parse_config
 from trainer.run.memory_plan import GIB
 from trainer.run.picture import seats
-from trainer.run.plan import ClusterPlan, Hardware, active_parameters, plan_cluster, plan_lines
+from trainer.run.plan import ENGINE, ClusterPlan, Hardware, active_parameters, plan_cluster, plan_lines
 
 SMALL = Qwen2Config(
     hidden_size=896, intermediate_size=4864, num_hidden_layers=4, num_attention_heads=14, num_key_value_heads=2,
@@ -147,11 +147,53 @@ def test_an_engine_takes_its_share_of_one_gpu() -> None:
     assert sum(served) == pytest.approx(0.3 * 80 * GIB)
 
 
+def test_an_engine_with_gpus_of_its_own_takes_its_share_of_one_of_them() -> None:
+    apart = keys(placement__learner__ranks=2, engine__replicas=2, engine__colocated="false")
+    plan = planned(**apart, **keys(engine__gpu_memory_utilization=0.9))
+    assert {item.owner for item in plan.memory.items["cuda"]} == {"learner"}
+    served = {item.what: item.bytes for item in plan.memory.items[ENGINE]}
+    assert served["weights of servers"] == 2 * plan.memory.parameters
+    assert sum(served.values()) == pytest.approx(0.9 * 80 * GIB)
+    lines = list(plan_lines(plan, NODE, tokens=100_000))
+    assert any(line.startswith("a GPU of the engine: about 72.0 of 80 GiB") for line in lines)
+    with pytest.raises(ConfigError, match=r"of a GPU of the engine are .*and the weights of a server alone take"):
+        planned(**apart, **keys(engine__gpu_memory_utilization=0.001))
+
+
+BESIDE = """
+loss: {kl_coef: 0.1}
+advantage: {name: gae}
+placement: {learner: {devices: [0]}, rollout: {devices: [1]}, reference: {device: [2]}, critic: {device: [1]}}
+"""
+
+
+def test_reference_and_critic_have_lines_and_times_of_their_own() -> None:
+    text = FILE.replace("cluster: ray\n", "") + BESIDE
+    small = "engine.gpu_memory_utilization=0.4"
+    plan = plan_cluster(parse_config(text, [small]), SMALL, NODE, tokens=100_000)
+    assert {item.what.partition(":")[0] for item in plan.memory.items["cuda:2"]} == {"reference"}
+    assert {item.what.partition(":")[0] for item in plan.memory.items["cuda:1"]} == {
+        "critic", "weights of servers", "keys and values of servers",
+    }  # fmt: skip
+    lines = list(plan_lines(plan, NODE, tokens=100_000))
+    assert {line.partition(":")[0] for line in lines if not line.startswith((" ", "a step"))} == {
+        "a GPU of the learner", "GPU 1", "GPU 2", "memory of the driver's node",
+    }  # fmt: skip
+    forward = 2 * plan.memory.parameters * 100_000 / (0.35 * 989e12)
+    assert plan.role_s == pytest.approx({"learner": 3 * forward, "reference": forward, "critic": 4 * forward})
+    assert "(learner 0." in lines[-1]
+    full = parse_config(text, ["engine.gpu_memory_utilization=0.9"])
+    with pytest.raises(ConfigError, match=r"(?s)not enough memory.*\ncuda:1: .*servers .*critic"):
+        plan_cluster(full, SMALL, replace(NODE, gpu_gib=2.0), tokens=100_000)
+
+
 def test_times_scale_as_the_formulas() -> None:
     one = planned(**keys(placement__learner__ranks=1))
     four = planned(**keys(placement__learner__ranks=4, engine__replicas=4))
     assert one.learn_s == pytest.approx(4 * four.learn_s)
     assert one.learn_s == pytest.approx(6 * one.memory.parameters * 100_000 / (0.35 * 989e12))
+    epochs = planned(**keys(placement__learner__ranks=1, learner__epochs=2))
+    assert epochs.learn_s == pytest.approx((2 + 1 / 3) * one.learn_s), "and log-probs before the first"
     again = planned(**keys(placement__learner__ranks=1, learner__gradient_checkpointing="true"))
     assert again.learn_s == pytest.approx(8 / 6 * one.learn_s)
 
