@@ -15,7 +15,7 @@ from trainer.command import MISTAKE
 from trainer.config.load import load_config, parse_config
 from trainer.run.memory_plan import GIB
 from trainer.run.picture import seats
-from trainer.run.plan import ClusterPlan, Hardware, active_parameters, plan_cluster, plan_lines
+from trainer.run.plan import ENGINE, ClusterPlan, Hardware, active_parameters, plan_cluster, plan_lines
 
 SMALL = Qwen2Config(
     hidden_size=896, intermediate_size=4864, num_hidden_layers=4, num_attention_heads=14, num_key_value_heads=2,
@@ -130,10 +130,61 @@ def test_shares_have_no_whole_gradients_of_micro_batches() -> None:
     assert apart("deepspeed", learner__stage=2) == whole
 
 
+def test_only_ranks_that_are_given_whole_weights_load_them() -> None:
+    def loading(backend: str, ranks: int = 8, **more: Any) -> float:
+        plan = planned(**keys(learner__backend=backend, placement__learner__ranks=ranks, engine__replicas=8, **more))
+        weights = 4 * plan.memory.parameters
+        return sum(i.bytes for i in plan.memory.items["cpu"] if i.owner == "loading") / weights
+
+    assert loading("torch") == loading("deepspeed", learner__stage=2) == 8
+    assert loading("fsdp2") == loading("deepspeed", learner__stage=3) == loading("megatron") == 0
+    assert loading("fsdp2", ranks=1) == 1, "the model of this process, which becomes the learner's"
+
+
 def test_an_engine_takes_its_share_of_one_gpu() -> None:
     plan = planned(**keys(placement__learner__ranks=4, engine__replicas=4, engine__gpu_memory_utilization=0.3))
     served = [i.bytes for i in plan.memory.items["cuda"] if i.owner == "engine"]
     assert sum(served) == pytest.approx(0.3 * 80 * GIB)
+
+
+def test_an_engine_with_gpus_of_its_own_takes_its_share_of_one_of_them() -> None:
+    apart = keys(placement__learner__ranks=2, engine__replicas=2, engine__colocated="false")
+    plan = planned(**apart, **keys(engine__gpu_memory_utilization=0.9))
+    assert {item.owner for item in plan.memory.items["cuda"]} == {"learner"}
+    served = {item.what: item.bytes for item in plan.memory.items[ENGINE]}
+    assert served["weights of servers"] == 2 * plan.memory.parameters
+    assert sum(served.values()) == pytest.approx(0.9 * 80 * GIB)
+    lines = list(plan_lines(plan, NODE, tokens=100_000))
+    assert any(line.startswith("a GPU of the engine: about 72.0 of 80 GiB") for line in lines)
+    with pytest.raises(ConfigError, match=r"of a GPU of the engine are .*and the weights of a server alone take"):
+        planned(**apart, **keys(engine__gpu_memory_utilization=0.001))
+
+
+BESIDE = """
+loss: {kl_coef: 0.1}
+advantage: {name: gae}
+placement: {learner: {devices: [0]}, rollout: {devices: [1]}, reference: {device: [2]}, critic: {device: [1]}}
+"""
+
+
+def test_reference_and_critic_have_lines_and_times_of_their_own() -> None:
+    text = FILE.replace("cluster: ray\n", "") + BESIDE
+    small = "engine.gpu_memory_utilization=0.4"
+    plan = plan_cluster(parse_config(text, [small]), SMALL, NODE, tokens=100_000)
+    assert {item.what.partition(":")[0] for item in plan.memory.items["cuda:2"]} == {"reference"}
+    assert {item.what.partition(":")[0] for item in plan.memory.items["cuda:1"]} == {
+        "critic", "weights of servers", "keys and values of servers",
+    }  # fmt: skip
+    lines = list(plan_lines(plan, NODE, tokens=100_000))
+    assert {line.partition(":")[0] for line in lines if not line.startswith((" ", "a step"))} == {
+        "a GPU of the learner", "GPU 1", "GPU 2", "memory of the driver's node",
+    }  # fmt: skip
+    forward = 2 * plan.memory.parameters * 100_000 / (0.35 * 989e12)
+    assert plan.role_s == pytest.approx({"learner": 3 * forward, "reference": forward, "critic": 4 * forward})
+    assert "(learner 0." in lines[-1]
+    full = parse_config(text, ["engine.gpu_memory_utilization=0.9"])
+    with pytest.raises(ConfigError, match=r"(?s)not enough memory.*\ncuda:1: .*servers .*critic"):
+        plan_cluster(full, SMALL, replace(NODE, gpu_gib=2.0), tokens=100_000)
 
 
 def test_times_scale_as_the_formulas() -> None:
@@ -141,6 +192,8 @@ def test_times_scale_as_the_formulas() -> None:
     four = planned(**keys(placement__learner__ranks=4, engine__replicas=4))
     assert one.learn_s == pytest.approx(4 * four.learn_s)
     assert one.learn_s == pytest.approx(6 * one.memory.parameters * 100_000 / (0.35 * 989e12))
+    epochs = planned(**keys(placement__learner__ranks=1, learner__epochs=2))
+    assert epochs.learn_s == pytest.approx((2 + 1 / 3) * one.learn_s), "and log-probs before the first"
     again = planned(**keys(placement__learner__ranks=1, learner__gradient_checkpointing="true"))
     assert again.learn_s == pytest.approx(8 / 6 * one.learn_s)
 
@@ -176,12 +229,13 @@ def test_files_for_eight_gpus_fit_them(path: Path) -> None:
 @pytest.mark.slow
 def test_thirty_billion_weights_fit_four_nodes() -> None:
     experts = FOLDER / "sokoban_qwen3_30b_a3b_4nodes.yaml"
-    hardware = replace(NODE, nodes=4, node_gib=1024.0)
+    hardware = replace(NODE, nodes=4)
     plan = plan_cluster(load_config(experts), THIRTY, hardware, tokens=1_000_000)
     assert plan.placement.learner == tuple(range(24))
     assert plan.placement.rollout == (tuple(range(24, 28)), tuple(range(28, 32)))
     assert plan.memory.parameters == pytest.approx(30.5e9, rel=0.01)
     assert plan.memory.peak("cuda")[1] < plan.memory.free["cuda"]
+    assert plan.memory.peak("cpu")[1] == 4 * plan.memory.parameters, "of the driver alone: ranks are given a stream"
     with pytest.raises(ConfigError, match="8 GPUs are needed beside the 24 of the learner"):
         plan_cluster(load_config(experts), THIRTY, replace(hardware, nodes=3), tokens=1_000_000)
     cut_less = load_config(experts, ["learner.pipeline_parallel=2"])

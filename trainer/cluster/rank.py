@@ -14,7 +14,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,18 +23,17 @@ from typing import Any, Literal
 import torch
 from torch import distributed
 from torch._C._distributed_c10d import TCPStore
-from transformers import AutoModelForCausalLM
-from transformers.initialization import no_init_weights
 
 from roll_envs.errors import ConfigError, RollError
 from trainer.cluster import rank_weights
 from trainer.cluster.frames import Answer, Call, Failure, Item, Stream, Where, packed, unpacked
 from trainer.cluster.ranked import make_phase_learner, releases
-from trainer.config import CriticConfig
+from trainer.cluster.roles import RoleName, check_role_backends, network_of, role_host
+from trainer.config import CriticConfig, RunConfig
 from trainer.config.load import parse_config
 from trainer.config.parts import BACKENDS, part_settings
 from trainer.engines.buckets import Delivery, Word
-from trainer.learner import BackendPart
+from trainer.learner import BackendPart, Learner
 from trainer.learner.gradients import Ranks
 from trainer.learner.snapshot import SavedFiles, Share
 from trainer.model.forward import load_weights
@@ -54,6 +52,8 @@ class Rank:
         self._rank, self._count, self._host = rank, count, host
         self._ranks = Ranks()
         self._parts: dict[str, Any] = {}
+        self._config: RunConfig
+        self._model_config: Any = None
         self._share: Share | None = None
         self._writing: threading.Thread | None = None
 
@@ -62,6 +62,7 @@ class Rank:
         has other :func:`releases` than the driver."""
         config = parse_config(text)
         BACKENDS.find(config.learner.backend).check_machine(config)
+        check_role_backends(config)
         own = releases()
         other = [name for name in theirs if own.get(name) != theirs[name]]
         if other:
@@ -107,9 +108,7 @@ class Rank:
         config = parse_config(text)
         part: BackendPart = BACKENDS.find(config.learner.backend)
         fills = part.fills(part_settings(config.learner, part))
-        with no_init_weights(), _without_memory() if fills else nullcontext():
-            network = AutoModelForCausalLM.from_config(model_config, attn_implementation="sdpa").float()
-        network.tie_weights()  # which waits for first weights otherwise
+        network = network_of(model_config, empty=fills)
         if not fills:
             load_weights(network, weights, "the driver's stream")
         model = LanguageModel(network=network, tokenizer=None)  # learners have no use for one
@@ -117,13 +116,17 @@ class Rank:
         if fills:
             learner.load_weights(weights)
         self._parts["learner"] = learner
+        self._config, self._model_config = config, model_config
 
     def add_critic(self, settings: dict[str, Any]) -> None:
         """A critic of the configuration's class, with these ``settings``."""
-        self._parts["critic"] = self._parts["learner"].critic(CriticConfig(**settings))
+        self._parts["critic"] = self._learner_of("critic").critic(CriticConfig(**settings))
 
     def add_reference(self, fixed: bool) -> None:
-        self._parts["reference"] = self._parts["learner"].reference(fixed=fixed)
+        self._parts["reference"] = self._learner_of("reference").reference(fixed=fixed)
+
+    def _learner_of(self, name: RoleName) -> Learner:
+        return role_host(self._config, name, self._parts["learner"], self._model_config, ranks=self._ranks)
 
     def part(self, name: PartName, method: str, *arguments: Any, **named: Any) -> Any:
         """What a method of a part gives."""
@@ -203,24 +206,6 @@ class Rank:
 
 def _listed(releases: dict[str, str], names: list[str]) -> str:
     return ", ".join(f"{name} {releases.get(name, 'not at all')}" for name in names)
-
-
-@contextmanager
-def _without_memory() -> Iterator[None]:
-    """Weights of modules that are made here are on the meta device; buffers, such as angles of positions, have their
-    numbers."""
-    register = torch.nn.Module.register_parameter
-
-    def registered(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
-        if parameter is not None:
-            parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-        register(module, name, parameter)
-
-    torch.nn.Module.register_parameter = registered  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callable[[memoryview], None]) -> None:

@@ -287,7 +287,8 @@ def _beside(config: RunConfig, name: str, learner: tuple[int, ...], machine: Mac
         raise ConfigError(f"{key}: advantage.name {config.advantage.name!r} needs no critic; leave it out")
     if name == "reference" and not (config.reward.kl_coef or config.loss.kl_coef):
         raise ConfigError(f"{key}: reward.kl_coef and loss.kl_coef are 0, so that there is no reference; leave it out")
-    if name == "reference" and lora and not config.reference.refresh_every:
+    of_policy = config.backend_of("reference") == config.learner.backend
+    if name == "reference" and lora and of_policy and not config.reference.refresh_every:
         raise ConfigError(
             f"{key}: with learner.lora_rank the reference is the policy without its adapters, on the policy's device; "
             "leave it out"

@@ -246,6 +246,9 @@ def correction_problems(loss: LossConfig, correction: CorrectionConfig) -> list[
 class CriticConfig(Section):
     """The critic of estimators that need values; a network of its own, begun from the policy's weights."""
 
+    backend: str | None = None
+    """Registered learner backend that trains it; null: learner.backend. Another one has the settings of the section
+    learner that all backends share, and its defaults. Default: as the policy."""
     lr: NonNegative = 1e-4
     """Learning rate. Default: ours, for the small model; 1e-5 is usual for large ones."""
     clip: AboveZero | None = 0.2
@@ -266,5 +269,8 @@ class CriticConfig(Section):
 class ReferenceConfig(Section):
     """The reference policy of KL terms: the weights at the start of reinforcement learning."""
 
+    backend: str | None = None
+    """Registered learner backend that holds it; null: learner.backend. Another one has the settings of the section
+    learner that all backends share, and its defaults. Default: as the policy."""
     refresh_every: Count = 0
     """Take the current weights every so many training steps; 0: never. Default: DeepSeekMath's first policy."""

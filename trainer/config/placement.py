@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
@@ -79,7 +80,7 @@ class EnvironmentsPlacement(_Placed):
 
 
 class ReferencePlacement(_Placed):
-    """The network that KL terms are measured against; learner.backend 'torch' only."""
+    """The network that KL terms are measured against; of backend 'torch' only (reference.backend)."""
 
     section: ClassVar[str] = "reference"
     device: Literal["cpu"] | Numbers | None = None
@@ -88,7 +89,7 @@ class ReferencePlacement(_Placed):
 
 
 class CriticPlacement(_Placed):
-    """The network that predicts returns; learner.backend 'torch' only."""
+    """The network that predicts returns; of backend 'torch' only (critic.backend)."""
 
     section: ClassVar[str] = "critic"
     device: Literal["cpu"] | Numbers | None = None
@@ -129,8 +130,10 @@ class PlacementConfig(Section):
     sandboxes: SandboxesPlacement = Field(default_factory=SandboxesPlacement)
 
 
-def placement_problems(cluster: str, placement: PlacementConfig, *, manager: str, backend: str) -> list[str]:
-    """What of ``placement`` would have no effect, for people."""
+def placement_problems(
+    cluster: str, placement: PlacementConfig, *, manager: str, backends: Mapping[str, str]
+) -> list[str]:
+    """What of ``placement`` would have no effect, for people. ``backends`` are those of reference and critic."""
     learner, default = placement.learner, LearnerPlacement()
     problems = []
     if cluster == "local":
@@ -155,10 +158,10 @@ def placement_problems(cluster: str, placement: PlacementConfig, *, manager: str
         )
     for name in ("reference", "critic"):
         device: Any = getattr(placement, name).device
-        if device is not None and backend != "torch":
+        if device is not None and backends[name] != "torch":
             problems.append(
-                f"placement.{name}.device is set, but learner.backend {backend!r} cuts the {name} into shards beside "
-                "those of the policy; set learner.backend to 'torch' or leave it out"
+                f"placement.{name}.device is set, but backend {backends[name]!r} cuts the {name} into shards beside "
+                f"those of the policy; set {name}.backend to 'torch' or leave it out"
             )
         elif isinstance(device, tuple) and cluster == "ray":
             problems.append(

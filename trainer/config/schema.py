@@ -5,6 +5,7 @@ Checks raise and never rewrite. Reading YAML, overrides and error messages live 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -37,7 +38,7 @@ from trainer.config.environments import (
     checked_template,
 )
 from trainer.config.judges import JudgeConfig, JudgeName
-from trainer.config.parts import OPTIMIZERS
+from trainer.config.parts import BACKENDS, OPTIMIZERS
 from trainer.config.placement import LearnerPlacement, PlacementConfig, placement_problems
 
 __all__ = [
@@ -490,9 +491,9 @@ class RunConfig(Section):
                 OPTIMIZERS.find(self.warm_start.optimizer)
             except RollError as error:
                 problems.append(f"warm_start.optimizer: {error}")
-        problems += placement_problems(
-            self.cluster, self.placement, manager=self.rollout.manager, backend=self.learner.backend
-        )
+        roles = {name: self.backend_of(name) for name in ("reference", "critic")}
+        problems += placement_problems(self.cluster, self.placement, manager=self.rollout.manager, backends=roles)
+        problems += self._problems_of_roles(roles)
         if self.cluster == self.rollout.manager == "ray" and self.placement.address != self.rollout.ray.address:
             problems.append(
                 f"placement.address is {self.placement.address!r} and rollout.ray.address "
@@ -507,6 +508,25 @@ class RunConfig(Section):
         """The optimiser of the warm start."""
         name = self.warm_start.optimizer
         return self.optimizer if name is None else self.optimizer.model_copy(update={"name": name})
+
+    def backend_of(self, role: Literal["reference", "critic"]) -> str:
+        """The learner backend that the reference or the critic is in."""
+        return getattr(self, role).backend or self.learner.backend
+
+    def _problems_of_roles(self, roles: Mapping[str, str]) -> list[str]:
+        problems = []
+        offloads = getattr(self.learner, "offload", "never") == "between_steps"  # a setting that some backends have
+        for name, backend in roles.items():
+            try:
+                BACKENDS.find(backend)
+            except RollError as error:
+                problems.append(f"{name}.backend: {error}")
+            if offloads and backend != self.learner.backend:
+                problems.append(
+                    f"{name}.backend is {backend!r}, whose networks do not leave the device with learner.offload "
+                    "'between_steps'; leave one of the two out"
+                )
+        return problems
 
     def _problems_of_the_mix(self) -> list[str]:
         problems = []

@@ -191,11 +191,15 @@ class BackendPart(Part):
             if self.cuts and name is not None and not OPTIMIZERS.find(name).elementwise
         ]
 
-    def check_machine(self, config: Any) -> None:
-        section = config.learner
+    def check_package(self, key: str, name: str) -> None:
+        """Raise :class:`MissingExtraError` where ``key`` of the configuration says ``name``, this backend, and its
+        package is not there."""
         if self.needs and not _importable(self.needs):
-            raise MissingExtraError(f"learner.backend {section.backend!r}", section.backend)
-        if getattr(section, "lora_rank", 0) and not _importable("peft"):
+            raise MissingExtraError(f"{key} {name!r}", name)
+
+    def check_machine(self, config: Any) -> None:
+        self.check_package("learner.backend", config.learner.backend)
+        if getattr(config.learner, "lora_rank", 0) and not _importable("peft"):
             raise MissingExtraError("learner.lora_rank", "lora")
 
 

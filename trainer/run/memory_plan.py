@@ -21,6 +21,7 @@ import torch
 from transformers import AutoConfig
 
 from roll_envs.errors import ConfigError
+from trainer.cluster.roles import RoleName, role_section
 from trainer.cluster.seats import leaves_devices, place, placed_engine, this_machine
 from trainer.config import AdvantageConfig, LossConfig, RunConfig
 from trainer.config.parts import BACKENDS, ENGINES, ESTIMATORS, part_settings
@@ -28,6 +29,7 @@ from trainer.engines import HFSettings
 from trainer.engines.hf import DRAWN_AT_ONCE
 from trainer.engines.prefix_cache import FIRST_PLACES, KEPT_LOGITS, LOGITS_BYTES, PASS_TOKENS
 from trainer.engines.preflight import RemoteSettings
+from trainer.learner import Shares
 from trainer.model.forward import BUFFERS, positions_within
 from trainer.model.network import choose_device
 from trainer.run.counted import Counted, count
@@ -114,7 +116,9 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
     lora, smaller = bool(getattr(settings, "lora_rank", 0)), ("learner.lora_rank",)
     precise = () if half else ("learner.precision",)
     backend, ranks = BACKENDS.find(settings.backend), config.placement.learner.ranks
-    held = backend.shares(part_settings(settings, backend), ranks)
+    own = part_settings(settings, backend)
+    held = backend.shares(own, ranks)
+    streamed = ranks > 1 and backend.fills(own)  # into the shares of a network that begins without memory
     gathered, item = held.gathers and held.weights < 1, partial(Item, "learner")
     # Replicas add to gradients of their own, and so do weights in half precision, until a micro-batch is done.
     # Of weights that are held in shares a rank has no other gradients.
@@ -129,19 +133,26 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
         item("sums of the optimiser", 4 * counted.trained * held.optimizer, STEP, smaller),
     ]
     if config.reward.kl_coef or config.loss.kl_coef:
-        moves = bool(config.reference.refresh_every)
-        size = 0 if lora and not moves else counted.numbers * (2 if half else 4)
-        items.append(item("reference", size * held.weights, keys=(*precise, "loss.kl_coef", "reward.kl_coef")))
+        moves = bool(config.reference.refresh_every) or config.backend_of("reference") != settings.backend
+        numbers = 0 if lora and not moves else counted.numbers * _shares_of(config, "reference").weights
+        items.append(item("reference", numbers * (2 if half else 4), keys=(*precise, "loss.kl_coef", "reward.kl_coef")))
     if ESTIMATORS.find(config.advantage.name).needs_values:
         body = counted.numbers - counted.head
-        share = (held.weights + held.gradients + 2 * held.optimizer) / 4
-        size = 16 * body * share
+        its = _shares_of(config, "critic")
+        size = 4 * body * (its.weights + its.gradients + 2 * its.optimizer)
         items.append(item("critic: weights, gradients, optimiser, in float32", size, keys=("advantage.name",)))
     tokens = math.ceil(settings.tokens_per_microbatch * held.tokens)
     items += _microbatch(config, counted, tokens, threads)
-    if device != "cpu":
+    if device != "cpu" and not streamed:
         items.append(Item("loading", "weights in float32", 4 * counted.numbers, LOADING))
     return items
+
+
+def _shares_of(config: RunConfig, name: RoleName) -> Shares:
+    section = role_section(config, name)
+    backend = BACKENDS.find(section.backend)
+    found: Shares = backend.shares(part_settings(section, backend), config.placement.learner.ranks)
+    return found
 
 
 def _microbatch(config: RunConfig, counted: Counted, tokens: int, threads: int) -> list[Item]:

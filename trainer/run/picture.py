@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
+from trainer.cluster.roles import RoleName
 from trainer.cluster.seats import Placement, ranges
 from trainer.config import RunConfig
 from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
@@ -47,7 +48,7 @@ def _learner(config: RunConfig, placement: Placement) -> Iterator[Seat]:
     placed, on_ray = config.placement.learner, config.cluster == "ray"
     process = "a Ray actor" if on_ray else "a process" if placed.ranks > 1 else "this process"
     ray = f"Ray cluster, {placed.gpus:g} GPUs" if placed.gpus else "Ray cluster"
-    needed = {
+    needed: dict[RoleName, bool] = {
         "reference": bool(config.reward.kl_coef or config.loss.kl_coef),
         "critic": ESTIMATORS.find(config.advantage.name).needs_values,
     }
@@ -56,7 +57,9 @@ def _learner(config: RunConfig, placement: Placement) -> Iterator[Seat]:
         yield Seat(policy, f"learner {rank}", process)
         for name in (name for name, there in needed.items() if there):
             gpus: tuple[int, ...] | None = getattr(placement, name)
-            yield Seat(policy if gpus is None else str(gpus[rank]) if gpus else _ANY, f"{name} {rank}", process)
+            backend = config.backend_of(name)
+            who = f"{name} {rank}" if backend == config.learner.backend else f"{name} {rank} ({backend})"
+            yield Seat(policy if gpus is None else str(gpus[rank]) if gpus else _ANY, who, process)
 
 
 def _engine(config: RunConfig, placement: Placement) -> Iterator[Seat]:

@@ -1,23 +1,27 @@
 """A run on a cluster that need not be there: who sits where, what memory each GPU needs, how long a step may take.
 
 Memory is :mod:`trainer.run.memory_plan`'s, for one GPU of each kind. Times are these formulas (bounds of what the
-hardware could do, times a share of it that is reached): learning takes ``6 P T`` floating-point operations, 8 with
-gradient checkpointing; sampling a token reads the weights once for all sequences that run together. P are the
-parameters that a token meets, T the tokens of a step.
+hardware could do, times a share of it that is reached): a network that learns takes ``6 P T`` floating-point
+operations, 8 with gradient checkpointing, for each pass over the sequences of a step, and one that scores them ``2 P
+T``; sampling a token reads the weights once for all sequences that run together. P are the parameters that a token
+meets, T the tokens of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from roll_envs.errors import ConfigError
 from trainer.cluster.seats import Machine, Placement, place
 from trainer.config import RunConfig
-from trainer.config.parts import ENGINES, part_settings
+from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
 from trainer.engines.preflight import RemoteSettings
 from trainer.run.memory_plan import GIB, MemoryPlan, bytes_of_weight, make_plan
+
+ENGINE = "a GPU of the engine"
+"""What the plan of memory calls a GPU that only the engine is on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +58,19 @@ class ClusterPlan:
     placement: Placement
     """GPUs are numbered node after node."""
     memory: MemoryPlan
-    """Of one GPU (``cuda``) with the learner, with the engine beside it where they share, and of the driver's node."""
-    learn_s: float
+    """Of one GPU (``cuda``) with the learner, with the engine beside it where they share; of one of each other kind
+    (:data:`ENGINE`, ``cuda:3``); and of the driver's node."""
+    role_s: Mapping[str, float]
+    """Of learner, reference and critic, one after the other."""
     sample_s: float | None
     """None for servers that run elsewhere."""
     in_turn: bool
     """Whether learning waits for sampling: in mode sync, and where every engine shares its GPUs with the learner."""
+
+    @property
+    def learn_s(self) -> float:
+        """Of all that is done with the sequences of a step once they are sampled."""
+        return sum(self.role_s.values())
 
     @property
     def step_s(self) -> float:
@@ -87,27 +98,52 @@ def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: i
                 f"engine {number} would have GPUs {list(gpus)}, of two nodes of {hardware.gpus}; choose others in "
                 "placement.rollout.devices, or an engine.tensor_parallel_size that divides the GPUs of a node"
             )
-    beside = bool(placement.shared) or not served
-    one = {"replicas": 1, **({"gpus": None} if beside else {"gpus": "0"}), "colocated": bool(placement.sleepers)}
+    where = _engine_device(placement)
+    one = {"replicas": 1, "gpus": None, "colocated": bool(placement.sleepers)}
     alone = config.model_copy(update={"engine": config.engine.model_copy(update=one)}) if served else config
-    free = {"cuda": hardware.gpu_gib * GIB, "cpu": hardware.node_gib * GIB}
-    memory = make_plan(alone, model, devices=("cuda", "cuda"), free=free, here=min(ranks, hardware.gpus))
+    room = hardware.gpu_gib * GIB
+    free = {"cuda": room, where: room, "cpu": hardware.node_gib * GIB}
+    memory = make_plan(alone, model, devices=("cuda", where), free=free, here=min(ranks, hardware.gpus))
     memory.check()
     numbers = active_parameters(model, memory.parameters)
-    operations = (8 if getattr(config.learner, "gradient_checkpointing", False) else 6) * numbers * tokens
+    passes = 2 * numbers * tokens / (hardware.mfu * hardware.tflops * 1e12 * ranks)
     sample: float | None = None
     if served:
         running = min(config.rollout.max_running, config.rollout.groups_per_step * config.rollout.group_size) / replicas
-        passes = tokens / replicas / max(1.0, running)
+        rounds = tokens / replicas / max(1.0, running)
         size = bytes_of_weight(engine, "cuda") if engine.quantization is None else 1  # embedding and head left out
-        sample = passes * size * numbers / width / (hardware.gpu_gib_s * GIB)
+        sample = rounds * size * numbers / width / (hardware.gpu_gib_s * GIB)
     return ClusterPlan(
         placement=placement,
         memory=memory,
-        learn_s=operations / (hardware.mfu * hardware.tflops * 1e12 * ranks),
+        role_s={role: count * passes for role, count in _forward_passes(config).items()},
         sample_s=sample,
         in_turn=config.rollout.mode == "sync" or bool(placement.shared and len(placement.sleepers) == replicas),
     )
+
+
+def _engine_device(placement: Placement) -> str:
+    """What the plan of memory calls a GPU of the engine: the learner's, or one that reference or critic are on, too,
+    where they share."""
+    served = {gpu for gpus in placement.rollout for gpu in gpus}
+    if placement.shared or not served:
+        return "cuda"
+    beside = [part[0] for part in (placement.reference, placement.critic) if part and served & set(part)]
+    return f"cuda:{beside[0]}" if beside else ENGINE
+
+
+def _forward_passes(config: RunConfig) -> dict[str, int]:
+    """How many forward passes over the sequences of a step each network takes; one backward is as much as two."""
+    learner, critic = config.learner, config.critic
+    trained = 4 if getattr(learner, "gradient_checkpointing", False) else 3
+    several = learner.minibatches * learner.epochs > 1 or config.reward.kl_coef
+    before = bool(several and config.loss.proximal == "recompute")  # log-probs of the policy before the first of them
+    found = {"learner": trained * learner.epochs + before}
+    if config.reward.kl_coef or config.loss.kl_coef:
+        found["reference"] = 1
+    if ESTIMATORS.find(config.advantage.name).needs_values:
+        found["critic"] = 3 * critic.epochs + 1
+    return found
 
 
 def active_parameters(model: Any, parameters: int) -> float:
@@ -122,15 +158,18 @@ def active_parameters(model: Any, parameters: int) -> float:
 
 def plan_lines(plan: ClusterPlan, hardware: Hardware, *, tokens: int) -> Iterator[str]:
     """The plan for people: memory by what takes it, and times."""
-    for device, name in (("cuda", "a GPU of the learner"), ("cpu", "memory of the driver's node")):
-        if device in plan.memory.items:
-            when, size = plan.memory.peak(device)
-            yield f"{name}: about {size / GIB:.1f} of {plan.memory.free[device] / GIB:.0f} GiB at most ({when})"
-            for item in sorted(plan.memory.items[device], key=lambda item: -item.bytes):
-                yield f"  {item.bytes / GIB:8.2f} GiB  {item.owner}: {item.what} ({item.when})"
+    names = {"cuda": "a GPU of the learner", ENGINE: ENGINE, "cpu": "memory of the driver's node"}
+    for device in sorted(plan.memory.items, key=lambda name: (name == "cpu", name != "cuda", name)):
+        when, size = plan.memory.peak(device)
+        name = names.get(device, f"GPU {device.removeprefix('cuda:')}")
+        yield f"{name}: about {size / GIB:.1f} of {plan.memory.free[device] / GIB:.0f} GiB at most ({when})"
+        for item in sorted(plan.memory.items[device], key=lambda item: -item.bytes):
+            yield f"  {item.bytes / GIB:8.2f} GiB  {item.owner}: {item.what} ({item.when})"
     sampling = "not counted (no server of the run's)" if plan.sample_s is None else f"about {plan.sample_s:.1f} s"
+    roles = ", ".join(f"{role} {seconds:.1f} s" for role, seconds in plan.role_s.items())
+    of_roles = f" ({roles})" if len(plan.role_s) > 1 else ""
     yield (
-        f"a step of {tokens:,} tokens: learning about {plan.learn_s:.1f} s at {hardware.mfu:.0%} of "
+        f"a step of {tokens:,} tokens: learning about {plan.learn_s:.1f} s{of_roles} at {hardware.mfu:.0%} of "
         f"{hardware.tflops:g} TFLOP/s, sampling {sampling} if engines are always full: {plan.step_s:.1f} s, "
         f"{'one after the other' if plan.in_turn else 'side by side'}"
     )

@@ -9,6 +9,7 @@ from roll_envs import env_registry as registry
 from roll_envs.datasets.audit import refuse_unreadable
 from trainer.cluster import check_manager
 from trainer.cluster.learner_ranks import check_ranks
+from trainer.cluster.roles import check_role_backends
 from trainer.cluster.seats import Placement, place, this_machine
 from trainer.config import RunConfig
 from trainer.config.parts import BACKENDS, ENGINES, part_settings
@@ -45,6 +46,7 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     ENGINES.find(config.engine.name).check_machine(config)
     if config.cluster == "local":  # elsewhere each node is asked, when its rank is there
         BACKENDS.find(config.learner.backend).check_machine(config)
+        check_role_backends(config)
     for entry in config.environments:
         refuse_unreadable(entry.id, entry.kwargs)
     config, model = model_config(config)

@@ -18,7 +18,8 @@ from trainer.algorithms.estimators import make_estimator
 from trainer.algorithms.losses.objective import Objective, StepTokens, make_objective
 from trainer.algorithms.shaping import AlgorithmState, apply_masks, shape_rewards, within_second_moment
 from trainer.cluster.learner_ranks import LearnerRanks, move_beside
-from trainer.cluster.ranked import make_phase_learner
+from trainer.cluster.ranked import RankedLearner, make_phase_learner
+from trainer.cluster.roles import RoleName, role_host
 from trainer.cluster.seats import leaves_devices
 from trainer.config import CriticConfig, LearnerConfig, RunConfig
 from trainer.config.parts import ESTIMATORS
@@ -100,8 +101,15 @@ def begin_phase(session: Session, *, warm_start: bool, ranks: LearnerRanks | Non
         learner = ranks.learner(session.model, warm_start=warm_start, threads=session.threads)
     needs_reference = not warm_start and bool(config.reward.kl_coef or config.loss.kl_coef)
     needs_values = not warm_start and ESTIMATORS.find(config.advantage.name).needs_values
-    critic = learner.critic(config.critic) if needs_values else None
-    reference = learner.reference(fixed=not config.reference.refresh_every) if needs_reference else None
+
+    def host(name: RoleName) -> Learner:
+        if isinstance(learner, RankedLearner):  # whose ranks know
+            return learner
+        return role_host(config, name, learner, session.model.network.config)
+
+    critic = host("critic").critic(config.critic) if needs_values else None
+    fixed = not config.reference.refresh_every
+    reference = host("reference").reference(fixed=fixed) if needs_reference else None
     for name, part in (("critic", critic), ("reference", reference)):
         if part is not None:
             move_beside(config, name, part)
