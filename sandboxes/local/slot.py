@@ -53,11 +53,12 @@ def read_plain(fd: int, most: int) -> bytes | None:
         return file.read(state.st_size)
 
 
-def _readable(channel: socket.socket, timeout_s: float) -> bool:
+def _readable(timeout_s: float, *channels: socket.socket) -> list[int]:
     """Wait for a message; with ``poll``, since the caller may have more descriptors than ``select`` can take."""
     poll = select.poll()
-    poll.register(channel, select.POLLIN)
-    return bool(poll.poll(1000 * timeout_s))
+    for channel in channels:
+        poll.register(channel, select.POLLIN)
+    return [fd for fd, _ in poll.poll(1000 * max(0.0, timeout_s))]
 
 
 def _fetch(folder: int, names: Sequence[str]) -> dict[str, bytes]:
@@ -164,7 +165,7 @@ class LocalSlot:
         try:
             wire.send(control, {**plan, "cgroup": dict(cgroup), "owner": os.getpid()})
             message: Mapping[str, Any] | None = {"event": "fault", "text": f"no sign of life within {START_S:g} s"}
-            if _readable(control, START_S):
+            if _readable(START_S, control):
                 message, _ = wire.receive(control)
         except OSError:
             message = {"event": "fault", "text": f"the sandbox's own process ended at once ({python} -S -c ...)"}
@@ -258,9 +259,16 @@ class LocalSlot:
 
     def _answer(self, timeout_s: float = GRACE_S) -> tuple[dict[str, Any], list[int]]:
         """The answer to an order that involves no program."""
-        if not _readable(self._work, timeout_s):
-            self._fail(f"no answer within {timeout_s:g} s")
-        return self._receive(self._work)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ready = _readable(deadline - time.monotonic(), self._work, self._control)
+            if not ready:
+                self._fail(f"no answer within {timeout_s:g} s")
+            if self._work.fileno() in ready:
+                return self._receive(self._work)
+            self._gone = self._receive(self._control)[0]["serial"]
+            if self._gone >= self._serial:
+                self._fail("the session has ended, because its first process was killed", begun=False)
 
     def _receive(self, channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
         """The next message; fails where none can come, or where it says that the jail failed."""
@@ -319,10 +327,10 @@ class LocalSlot:
         deadline = time.monotonic() + GRACE_S
         with contextlib.suppress(SandboxError):  # which has closed the slot
             while self._gone < self._serial:
-                if not _readable(self._control, max(0.0, deadline - time.monotonic())):
+                if not _readable(deadline - time.monotonic(), self._control):
                     self._fail("its programs could not be killed")
                 self._gone = self._receive(self._control)[0]["serial"]
-            while _readable(self._work, 0.0):
+            while _readable(0.0, self._work):
                 for fd in self._receive(self._work)[1]:  # of late messages that no caller waits for
                     os.close(fd)
 
@@ -335,7 +343,7 @@ class LocalSlot:
         message, _ = self._receive(self._control)
         self._gone = message["serial"]
         if self._gone == self._serial and ended.report is None:
-            while ended.report is None and _readable(self._work, 0.0):
+            while ended.report is None and _readable(0.0, self._work):
                 self._read_report(ended)  # its report may have arrived before the notice of its end
             ended.oom = max(ended.oom, message.get("oom", 0))
             if ended.peak is None:

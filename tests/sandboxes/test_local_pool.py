@@ -219,6 +219,29 @@ def test_a_killed_first_process_of_a_session_is_no_verdict() -> None:
         assert sandbox.run(ONE).stdout == b"1\n"
 
 
+@pytest.mark.parametrize("order", ["upload", "download", "cell"])
+def test_an_order_of_a_session_that_has_ended_is_not_taken_for_a_program(order: str) -> None:
+    """The next init, which waits for a run or a session, must not carry it out."""
+    others = set(below(os.getpid()))
+    with local_sandbox(slots=1) as sandbox:
+        supervisor = next(pid for pid in below(os.getpid()) if pid not in others)
+        with sandbox.session() as session:
+            (first, *_) = below(below(supervisor)[0])
+            os.kill(first, signal.SIGKILL)
+            assert eventually(lambda: first not in below(supervisor) and len(below(supervisor)) >= 3)
+            calls = {
+                "upload": lambda: session.upload("a", b"1"),
+                "download": lambda: session.download("a"),
+                "cell": lambda: session.run("1"),
+            }
+            started = time.monotonic()
+            with pytest.raises(SandboxError, match="ended") as told:
+                calls[order]()
+            assert time.monotonic() - started < 4
+            assert "Error:" not in str(told.value)
+        assert sandbox.run(ONE).stdout == b"1\n"
+
+
 def test_a_program_that_was_not_begun_is_given_to_another_slot(caplog: pytest.LogCaptureFixture) -> None:
     others = set(below(os.getpid()))
     with local_sandbox(slots=1) as sandbox:

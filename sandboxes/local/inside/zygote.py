@@ -203,6 +203,12 @@ class Zygote:
             jail.prepare()
             runs.make()
             message, fds = (order, []) if order else runs.link.receive()
+            # Meant for the first process of a session, which has ended: its caller had not yet read the notice of that,
+            # which is its answer.
+            while message is not None and message["order"] not in ("run", "session"):
+                for fd in fds:
+                    os.close(fd)
+                message, fds = runs.link.receive()
             if message is None:
                 os._exit(0)
             if message["order"] == "session":
