@@ -30,7 +30,7 @@ BUILT_IN: dict[str, str] = {
     "math": "roll_envs.verifiers.mathematics.verifier:MathVerifier",
     "length": "roll_envs.verifiers.penalties:LengthPenalty",
     "normalized": "roll_envs.verifiers.matching:NormalizedVerifier",
-    "regex": "roll_envs.verifiers.patterns:RegexVerifier",
+    "regex": "roll_envs.verifiers.formats:RegexVerifier",
     "repetition": "roll_envs.verifiers.penalties:RepetitionPenalty",
     "tags": "roll_envs.verifiers.formats:TagsVerifier",
     "tool_calls": "roll_envs.verifiers.formats:ToolCallsVerifier",
