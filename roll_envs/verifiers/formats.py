@@ -1,24 +1,23 @@
-"""``tags``, ``fence``, ``json`` and ``tool_calls``: check the form of an answer.
+"""``tags``, ``fence``, ``json``, ``tool_calls`` and ``regex``: check the form of an answer.
 
-A pattern for the whole answer is ``regex`` with ``mode="fullmatch"``. All take time linear in the answer; a JSON
-schema is applied in a worker process, since matching its patterns may never end.
+All take time linear in the answer but for patterns, those of JSON schemas too: since backtracking may never end, they
+are matched in a worker process.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, MissingExtraError, check_number, check_whole
-from roll_envs.tools.arguments import check_arguments, check_schema
+from roll_envs.errors import ConfigError, UnknownNameError, check_number, check_one_of, check_whole
+from roll_envs.tools.arguments import call_problem, check_schema
 from roll_envs.tools.formats import find_tool_format
 from roll_envs.tools.formats.reading import read_json, skip_space
-from roll_envs.tools.types import BadCall, ToolSpec
+from roll_envs.tools.types import ToolSpec
 from roll_envs.verifiers.extract import after_thinking, fences
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
@@ -109,8 +108,8 @@ class JsonVerifier:
     """1.0 when the answer (after its thoughts) is one JSON value and, where there is a schema, fits it.
 
     ``schema``: a JSON schema (draft 2020-12 unless it names another); with ``reference_is_schema`` each row's reference
-    is one. ``fenced``: a fence around the value is allowed. A schema needs ``jsonschema`` (extra ``verifiers``); one
-    that is invalid, refers to another document, or does not finish within ``deadline_s`` gives :class:`Failed`.
+    is one. ``fenced``: a fence around the value is allowed. A schema that is invalid, refers to another document, or
+    does not finish within ``deadline_s`` gives :class:`Failed`.
     """
 
     schema: Mapping[str, Any] | bool | None = None
@@ -126,8 +125,6 @@ class JsonVerifier:
         if self.schema is not None and self.reference_is_schema:
             raise ConfigError("give a schema or reference_is_schema, not both")
         check_number("deadline_s", self.deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
-        if (self.schema is not None or self.reference_is_schema) and importlib.util.find_spec("jsonschema") is None:
-            raise MissingExtraError("verifier 'json' with a schema", "verifiers")
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         schema = reference if self.reference_is_schema else self.schema
@@ -192,7 +189,7 @@ class ToolCallsVerifier:
             except ConfigError as error:
                 return Failed(reason=f"{self.tools_key!r} of the row: {error}")
         calls = self._parse(answer, specs)
-        problems = [_call_problem(call, specs) for call in calls]
+        problems = [call_problem(call, specs) for call in calls]
         valid = sum(not problem for problem in problems)
         parts = {"calls": float(len(calls)), "valid_calls": float(valid)}
         if len(calls) < self.least or (self.most is not None and len(calls) > self.most):
@@ -201,15 +198,6 @@ class ToolCallsVerifier:
         value = valid / len(calls) if calls else 1.0
         detail = next((problem for problem in problems if problem), "")
         return Score(value=value, passed=valid == len(calls), detail=detail, parts=parts)
-
-
-def _call_problem(call: Any, specs: Mapping[str, ToolSpec]) -> str:
-    if isinstance(call, BadCall):
-        return call.reason
-    if call.name not in specs:
-        return f"there is no tool {call.name[:60]!r}; there are {', '.join(specs)}"
-    problem = check_arguments(call.arguments, specs[call.name].parameters)
-    return f"{call.name}: {problem}" if problem else ""
 
 
 def _specs(tools: Any) -> dict[str, ToolSpec]:
@@ -242,3 +230,63 @@ def _spec(given: Mapping[str, Any]) -> ToolSpec:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a tool needs a 'name': {str(given)[:100]!r}")
     return ToolSpec(name=name, description=str(about.get("description") or ""), parameters=parameters)
+
+
+FLAGS = {"ignorecase": re.IGNORECASE, "multiline": re.MULTILINE, "dotall": re.DOTALL, "verbose": re.VERBOSE}
+
+
+@dataclass(kw_only=True, eq=False)
+class RegexVerifier:
+    """1.0 when the pattern is found in the answer.
+
+    ``pattern``: Python's syntax; without one the reference of each row is the pattern. With ``compare`` the pattern's
+    first group (the whole match without groups) must also be the reference, whitespace around it aside; ``last``
+    looks at the last match instead of the first. Answers beyond ``max_chars`` do not match. A match that does not
+    finish within the deadline is :class:`Failed`, not a wrong answer: the pattern is at fault.
+    """
+
+    pattern: str | None = None
+    mode: Literal["search", "fullmatch", "match"] = "search"
+    flags: Collection[str] = ()
+    compare: bool = False
+    last: bool = False
+    max_chars: int = 100_000
+    deadline_s: float = 2.0
+    pool: WorkerPool | None = None
+
+    def __post_init__(self) -> None:
+        check_one_of("mode", self.mode, ("search", "fullmatch", "match"))
+        flags = {self.flags} if isinstance(self.flags, str) else set(self.flags)
+        for flag in flags:
+            if flag not in FLAGS:
+                raise UnknownNameError("flag of a pattern", str(flag), FLAGS)
+        if self.compare and self.pattern is None:
+            raise ConfigError("compare needs a pattern: the reference is then the text to find, not the pattern")
+        if self.last and self.mode != "search":
+            raise ConfigError(f"last looks through all matches, so it needs mode='search', not {self.mode!r}")
+        check_number("deadline_s", self.deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
+        self._flags = int(sum(FLAGS[flag] for flag in flags))
+        if self.pattern is not None:
+            try:
+                # Only to report a mistake in it at once; matching is done by the workers.
+                re.compile(self.pattern, self._flags)
+            except (re.error, RecursionError, OverflowError) as error:
+                raise ConfigError(f"the pattern {self.pattern!r} cannot be used: {error}") from error
+
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        pattern = reference if self.pattern is None else self.pattern
+        if not isinstance(pattern, str):
+            return Failed(reason=f"the reference must be a pattern, not {str(pattern)[:100]!r}")
+        if self.compare and not isinstance(reference, str | int | float):
+            return Failed(
+                reason=f"the reference must be a text to compare the match with, not {str(reference)[:100]!r}"
+            )
+        if len(answer) > self.max_chars:
+            return _score(f"{len(answer)} characters; at most {self.max_chars} are read")
+        arguments = [pattern, self._flags, "last" if self.last else self.mode, answer]
+        outcome = (self.pool or shared_pool(TEXT_TASKS)).call("find", arguments, deadline_s=self.deadline_s)
+        if outcome.status != "ok":
+            return Failed(reason=f"the pattern {pattern[:200]!r} gave no result: {outcome.detail}")
+        found = outcome.value
+        right = found is not None and (not self.compare or found.strip() == str(reference).strip())
+        return _score("" if right else "no match" if found is None else f"found {found[:200]!r}")

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import hashlib
+import json
 import os
+import secrets
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from roll_envs.background import forget_in_children
 from roll_envs.errors import ConfigError, check_one_of, check_whole
 from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
-from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
@@ -42,8 +47,8 @@ _FREE = {"prompt_tokens": 0.0, "completion_tokens": 0.0, "requests": 0.0}
 
 
 @dataclass(kw_only=True, eq=False)
-class LlmJudge:
-    """The value is 0 to 1:
+class LlmJudge(Endpoint):
+    """An endpoint that is asked for verdicts. The value is 0 to 1:
 
     - ``correctness``: 1 when the answer agrees with the reference (a text, or several of which any will do). With
       ``threshold`` it is right when the model's ``probability`` that it is right reaches that; else its verdict counts.
@@ -63,8 +68,6 @@ class LlmJudge:
     how often the judge is asked until a reply is whole and clear, each time after a cut one with more tokens.
     """
 
-    url: str
-    model: str
     kind: Literal["correctness", "rubric", "pairwise"] = "correctness"
     criteria: Mapping[str, str | Mapping[str, Any]] | None = None
     scale: Sequence[int] = (1, 5)
@@ -74,18 +77,10 @@ class LlmJudge:
     max_chars: int = 20_000
     cache_dir: str | os.PathLike[str] | None = None
     cache_items: int = 10_000
-    key_env: str = ""
-    try_s: float = 60.0
-    deadline_s: float = 300.0
-    queue_s: float = 3600.0
-    tries: int = 8
     asks: int = 3
-    concurrency: int = 16
-    structured: Literal["auto", "always", "never"] = "auto"
-    max_tokens: int = 1024
-    extra: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_one_of("kind", self.kind, KINDS)
         if self.criteria is not None and self.kind != "rubric":
             raise ConfigError(f"criteria belong to kind 'rubric', not to {self.kind!r}")
@@ -97,11 +92,10 @@ class LlmJudge:
         check_whole("max_chars", self.max_chars, 100)
         if isinstance(self.asks, bool) or not isinstance(self.asks, int) or not 1 <= self.asks <= 10:
             raise ConfigError(f"asks must be a whole number from 1 to 10, not {self.asks!r}")
-        self.form = _form(self.kind, self.criteria, self.scale)
-        options = {option.name: getattr(self, option.name) for option in fields(Endpoint)}
-        self.endpoint = Endpoint(**{**options, "extra": dict(self.extra or {})})
+        rubric = self.kind == "rubric"
+        self.form = forms.rubric_form(self.criteria or {}, self.scale) if rubric else forms.ONE_WORD[self.kind]
         self._cache = ReplyCache(self.cache_dir, self.cache_items)
-        self._client = ChatClient(self.endpoint)
+        self._client = ChatClient(self)
         self._in_progress: dict[str, asyncio.Task[_JudgeResult | Failed]] = {}
         self._totals, self._totals_lock = dict(_FREE), threading.Lock()
         forget_in_children(self)
@@ -118,7 +112,7 @@ class LlmJudge:
             return asked
         future = self._client.submit(self._judge(asked))
         try:
-            return future.result(self.asks * self.endpoint.queue_s + self.endpoint.deadline_s + _SPARE_S)
+            return future.result(self.asks * self.queue_s + self.deadline_s + _SPARE_S)
         except concurrent.futures.CancelledError:
             return Failed(reason="the judge was closed")
         except TimeoutError:
@@ -179,10 +173,9 @@ class LlmJudge:
     async def _judge_once(self, texts: dict[str, str]) -> _JudgeResult | Failed:
         """One verdict: from the cache, from an equal request in progress, or from a new request."""
         # Limits and the key do not change a reply, so they are not part of its cache key; neither is the random mark.
-        endpoint = replace(self.endpoint, key_env="", try_s=1, deadline_s=1, queue_s=1, tries=1, concurrency=1)
         key = request_key(
             {
-                "endpoint": repr(endpoint),
+                "endpoint": [self.url, self.model, self.structured, self.max_tokens, repr(self.extra)],
                 "messages": forms.messages_for(self.form, {}, "MARK", self.guidance),
                 "schema": self.form.schema,
                 "texts": texts,
@@ -207,7 +200,7 @@ class LlmJudge:
         reading = None if known is None else forms.read_reply(self.form, known)
         if reading is not None:
             return _JudgeResult(reading, {**_FREE, "cached": 1.0})
-        cost, longer, left_s, why = dict(_FREE), 1, self.endpoint.deadline_s, ""
+        cost, longer, left_s, why = dict(_FREE), 1, self.deadline_s, ""
         for ask in range(self.asks):
             messages = forms.messages_for(self.form, texts, forms.draw_mark(texts), self.guidance, again=ask > 0)
             reply = await self._client.ask(messages, self.form.schema, deadline_s=left_s, longer=longer)
@@ -255,25 +248,6 @@ class LlmJudge:
         return Score(value=float(passed), passed=passed, detail=first.reason, parts=parts)
 
 
-def _form(kind: str, criteria: Mapping[str, Any] | None, scale: Sequence[int]) -> forms.Form:
-    if kind == "correctness":
-        return forms.correctness_form()
-    if kind == "pairwise":
-        return forms.pairwise_form()
-    if not isinstance(scale, Sequence) or len(scale) != 2:
-        raise ConfigError(f"scale must be two whole numbers, such as [1, 5], not {scale!r}")
-    read = []
-    for name, given in (criteria or {}).items():
-        spec: Any = {"description": given} if isinstance(given, str) else given
-        if not isinstance(spec, Mapping) or not isinstance(spec.get("description"), str):
-            raise ConfigError(f"criterion {name!r} needs a description, not {given!r}")
-        unknown = set(spec) - {"description", "weight"}
-        if unknown:
-            raise ConfigError(f"criterion {name!r} has 'description' and 'weight', not {sorted(unknown)[0]!r}")
-        read.append(forms.Criterion(str(name), spec["description"], spec.get("weight", 1.0)))
-    return forms.rubric_form(read, scale[0], scale[1])
-
-
 def _question(prompt: Any) -> str:
     """A prompt as one text; chat messages are joined."""
     if isinstance(prompt, str):
@@ -282,3 +256,80 @@ def _question(prompt: Any) -> str:
         said = [(m.get("role", ""), m.get("content", "")) for m in prompt if isinstance(m, Mapping)]
         return "\n\n".join(f"{role}: {content}" for role, content in said if isinstance(content, str))
     return ""
+
+
+def request_key(request: Mapping[str, Any]) -> str:
+    """Cache key: the SHA-256 of all parts of a request."""
+    text = json.dumps(request, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class ReplyCache:
+    """Judges' replies, so that no request is paid for twice: at most ``items`` in memory (0: none), and all of them
+    below ``folder`` where one is given.
+
+    Each is a file named by the SHA-256 of the whole request and written atomically; processes may share a folder. A
+    file that cannot be read counts as missing. Only replies with a verdict are kept.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, items: int = 10_000) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.items = items
+        self._known: OrderedDict[str, str] = OrderedDict()
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Begin with a free lock, in a child made by ``os.fork``."""
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> str | None:
+        """The reply to a request, if it is known."""
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        reply = self._read(key)
+        if reply is not None:
+            self._remember(key, reply)
+        return reply
+
+    def put(self, key: str, reply: str) -> None:
+        """Keep a reply. Where the disk is full or read-only it is kept in memory only."""
+        self._remember(key, reply)
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                _write(self._path(key), json.dumps({"key": key, "reply": reply}))
+
+    def _remember(self, key: str, reply: str) -> None:
+        if self.items <= 0:
+            return
+        with self._lock:
+            self._known[key] = reply
+            self._known.move_to_end(key)
+            while len(self._known) > self.items:
+                self._known.popitem(last=False)
+
+    def _path(self, key: str) -> Path:
+        assert self.folder is not None
+        # 256 folders, so that none holds too many files.
+        return self.folder / key[:2] / f"{key}.json"
+
+    def _read(self, key: str) -> str | None:
+        if self.folder is None:
+            return None
+        try:
+            found = json.loads(self._path(key).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        usable = isinstance(found, dict) and found.get("key") == key and isinstance(found.get("reply"), str)
+        return str(found["reply"]) if usable else None
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".new-{secrets.token_hex(8)}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

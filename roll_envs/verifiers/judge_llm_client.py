@@ -14,7 +14,7 @@ import os
 import random
 import time
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import httpx
@@ -38,7 +38,7 @@ _ENDED = frozenset({"", "stop", "eos", "eos_token", "stop_sequence", "end_turn"}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, eq=False)
 class Endpoint:
     """A model behind an API, and the limits of one request."""
 
@@ -60,7 +60,7 @@ class Endpoint:
     structured: Literal["auto", "always", "never"] = "auto"
     """Whether the reply's JSON schema is sent along; ``auto``: until the server refuses it once."""
     max_tokens: int = 1024
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] | None = None
     """More items of the request's body, such as ``{"seed": 0}``; one that is ``None`` is left out of it."""
 
     @property
@@ -97,7 +97,7 @@ class Endpoint:
             raise ConfigError(f"model must be the name of a model, not {self.model!r}")
         check_one_of("structured", self.structured, ("auto", "always", "never"))
         for name in ("messages", "response_format", "stream", "n"):
-            if name in self.extra:
+            if name in (self.extra or {}):
                 raise ConfigError(f"extra may not change {name!r} of a judge's request")
         for name in ("try_s", "deadline_s", "queue_s"):
             check_number(name, getattr(self, name), lambda s: 0 < s < math.inf, "a number of seconds above 0")
@@ -230,7 +230,7 @@ class ChatClient:
             "messages": messages,
             "temperature": 0,
             "max_tokens": self.endpoint.max_tokens,
-            **self.endpoint.extra,
+            **(self.endpoint.extra or {}),
         }
         body = {name: value for name, value in body.items() if value is not None}
         for name in ("max_tokens", "max_completion_tokens"):

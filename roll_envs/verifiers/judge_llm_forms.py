@@ -43,14 +43,6 @@ class Form(NamedTuple):
     read: Callable[[Mapping[str, Any]], Reading | None]
 
 
-class Criterion(NamedTuple):
-    """One line of a rubric."""
-
-    name: str
-    description: str
-    weight: float = 1.0
-
-
 def _object(**properties: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
@@ -91,18 +83,7 @@ _ONE_WORD: dict[str, dict[str, Any]] = {
 """Forms whose verdict is one word, under ``key``, and what the words are worth."""
 
 
-def correctness_form() -> Form:
-    """Judge an answer as right or wrong against a reference; the part ``probability`` is that of being right."""
-    return _one_word_form("correctness")
-
-
-def pairwise_form() -> Form:
-    """Which of two answers, A or B, is better."""
-    return _one_word_form("pairwise")
-
-
-def _one_word_form(name: str) -> Form:
-    about = _ONE_WORD[name]
+def _one_word_form(about: Mapping[str, Any]) -> Form:
     key, values, further = about["key"], about["values"], about["further"]
     worth = {word.lower(): value for word, value in values.items()}
 
@@ -122,30 +103,44 @@ def _one_word_form(name: str) -> Form:
     return Form(about["task"], about["closing"], schema, read)
 
 
-def rubric_form(criteria: Sequence[Criterion], low: int, high: int) -> Form:
-    """Whole points from ``low`` to ``high`` by each criterion; the value is their weighted mean, scaled to 0 to 1.
+ONE_WORD = {name: _one_word_form(about) for name, about in _ONE_WORD.items()}
+"""``correctness``: an answer is right or wrong against a reference; the part ``probability`` is that of being right.
+``pairwise``: which of two answers, A or B, is better."""
+
+
+def rubric_form(criteria: Mapping[str, Any], scale: Sequence[int]) -> Form:
+    """Whole points of ``scale`` (lowest and highest) by each criterion: name -> description, or a mapping with
+    ``description`` and ``weight``. The value is their weighted mean, scaled to 0 to 1.
 
     Raises :class:`ConfigError` for criteria that cannot be used.
     """
     if not criteria:
         raise ConfigError("a rubric needs criteria, such as {'clear': 'It is easy to follow.'}")
-    if not isinstance(low, int) or not isinstance(high, int) or low >= high:
-        raise ConfigError(f"the scale of a rubric is two whole numbers, the lower one first, not {low!r} and {high!r}")
-    for criterion in criteria:
-        if not re.fullmatch(r"\w[\w -]{0,63}", criterion.name):
-            raise ConfigError(f"a criterion's name is letters, digits, spaces and hyphens, not {criterion.name!r}")
-        what = f"the weight of criterion {criterion.name!r}"
-        check_number(what, criterion.weight, lambda n: 0 < n < math.inf, "above 0")
-    names = [criterion.name for criterion in criteria]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"two criteria have the same name: {', '.join(names)}")
-    points = _object(**{name: {"type": "integer", "enum": list(range(low, high + 1))} for name in names})
-    listed = "\n".join(f"- {criterion.name}: {criterion.description}" for criterion in criteria)
+    numbers = list(scale) if isinstance(scale, Sequence) else []
+    if len(numbers) != 2 or not all(isinstance(n, int) for n in numbers) or numbers[0] >= numbers[1]:
+        raise ConfigError(f"scale must be two whole numbers, the lower one first, such as [1, 5], not {scale!r}")
+    low, high = numbers
+    weights: dict[str, float] = {}
+    lines = []
+    for name, given in criteria.items():
+        about = {"description": given} if isinstance(given, str) else given
+        if not isinstance(about, Mapping) or not isinstance(about.get("description"), str):
+            raise ConfigError(f"criterion {name!r} needs a description, not {given!r}")
+        if unknown := set(about) - {"description", "weight"}:
+            raise ConfigError(f"criterion {name!r} has 'description' and 'weight', not {min(unknown)!r}")
+        if not re.fullmatch(r"\w[\w -]{0,63}", name):
+            raise ConfigError(f"a criterion's name is letters, digits, spaces and hyphens, not {name!r}")
+        weight: Any = about.get("weight", 1.0)
+        check_number(f"the weight of criterion {name!r}", weight, lambda n: 0 < n < math.inf, "above 0")
+        weights[name] = weight
+        lines.append(f"- {name}: {about['description']}")
+    points = _object(**{name: {"type": "integer", "enum": list(range(low, high + 1))} for name in weights})
+    listed = "\n".join(lines)
     task = (
         f"You grade an answer by each of these criteria, with whole points from {low} (not met at all) to {high} "
         f"(fully met), each for itself:\n{listed}\nLength and confidence are no merits of their own."
     )
-    example = ", ".join(f"{json.dumps(name)}: <points>" for name in names)
+    example = ", ".join(f"{json.dumps(name)}: <points>" for name in weights)
     closing = (
         "Grade the answer. Reply with one JSON object and nothing else: "
         f'{{"reasoning": "<one or two sentences>", "scores": {{{example}}}}}'
@@ -156,13 +151,12 @@ def rubric_form(criteria: Sequence[Criterion], low: int, high: int) -> Form:
         if not isinstance(given, Mapping):
             return None
         shares = {}
-        for name in names:
+        for name in weights:
             number = _number(given.get(name))
             if number is None or not low <= number <= high or number != int(number):
                 return None
             shares[name] = (number - low) / (high - low)
-        total = sum(criterion.weight for criterion in criteria)
-        value = sum(criterion.weight * shares[criterion.name] for criterion in criteria) / total
+        value = sum(weights[name] * share for name, share in shares.items()) / sum(weights.values())
         return Reading(value, shares, _reasoning(found))
 
     return Form(task, closing, _object(reasoning=_TEXT, scores=points), read)

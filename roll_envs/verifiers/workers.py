@@ -19,7 +19,6 @@ import atexit
 import contextlib
 import json
 import os
-import selectors
 import socket
 import struct
 import subprocess
@@ -27,8 +26,6 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -36,6 +33,7 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any, Literal
 
+from roll_envs.background import forget_in_children
 from roll_envs.errors import RollError, check_number, check_whole
 from roll_envs.verifiers.worker_lanes import Lane, Shapes
 
@@ -121,11 +119,9 @@ class _Worker:
 
     def receive(self, until: float) -> dict[str, Any] | None:
         """The reply, or ``None`` at ``until``; may be called again. Raises :class:`_WorkerDied`."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.connection, selectors.EVENT_READ)
-            if not selector.select(max(0.0, until - time.monotonic())):
-                return None
         try:
+            if not self.connection.poll(max(0.0, until - time.monotonic())):
+                return None
             reply: dict[str, Any] = json.loads(self.connection.recv_bytes())
         except (OSError, EOFError) as error:
             raise _WorkerDied from error
@@ -227,7 +223,7 @@ class WorkerPool:
         self.settings = settings
         self._closed = False
         self._reset()
-        _pools.add(self)
+        forget_in_children(self)
 
     def _reset(self) -> None:
         self._lock, self._starting = threading.Lock(), threading.Lock()
@@ -420,8 +416,8 @@ class WorkerPool:
         for worker in idle:
             worker.connection.close()
 
-    def _after_fork(self) -> None:
-        """Reset the pool in a child made by ``os.fork``: the processes belong to the parent and are left alone."""
+    def forget(self) -> None:
+        """Begin anew, in a child made by ``os.fork``: the processes belong to the parent and are left alone."""
         workers, template = list(self._all), self._template
         self._reset()
         for connection in [worker.connection for worker in workers] + ([template.control] if template else []):
@@ -429,49 +425,26 @@ class WorkerPool:
                 connection.close()
 
 
-_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _shared: dict[PoolSettings, WorkerPool] = {}
-_shared_lock = threading.Lock()
 
 
 def shared_pool(settings: PoolSettings) -> WorkerPool:
     """The pool of this process for ``settings``, shared by all verifiers."""
-    with _shared_lock:
-        pool = _shared.get(settings)
-        if pool is None or pool._closed:
-            pool = _shared[settings] = WorkerPool(settings)
-        return pool
+    pool = _shared.get(settings)
+    if pool is not None and pool._closed:
+        _shared.pop(settings, None)
+        pool = None
+    # Of two threads that come first, both get the same.
+    return pool or _shared.setdefault(settings, WorkerPool(settings))
 
 
 def pool_metrics() -> dict[str, dict[str, float]]:
     """:meth:`WorkerPool.metrics` of the shared pools by the last part of their module's name (``grading`` is math)."""
-    with _shared_lock:
-        return {settings.module.rpartition(".")[2]: pool.metrics() for settings, pool in _shared.items()}
+    return {settings.module.rpartition(".")[2]: pool.metrics() for settings, pool in list(_shared.items())}
 
 
+@atexit.register
 def close_shared_pools() -> None:
     """End all shared workers now (else they end with the process); the next task starts new ones."""
-    with _shared_lock:
-        pools = list(_shared.values())
-        _shared.clear()
-    for pool in pools:
-        pool.close()
-
-
-def _start_over() -> None:
-    global _shared_lock
-    # A lock that another thread of the parent held at the fork would stay locked for ever.
-    _shared_lock = threading.Lock()
-    for pool in list(_pools):
-        pool._after_fork()
-
-
-def _end_all() -> None:
-    for pool in list(_pools):
-        pool.close()
-
-
-_after_fork: Callable[..., None] | None = getattr(os, "register_at_fork", None)
-if _after_fork is not None:
-    _after_fork(after_in_child=_start_over)
-atexit.register(_end_all)
+    while _shared:
+        _shared.popitem()[1].close()

@@ -16,7 +16,6 @@ from roll_envs.errors import ConfigError, MissingExtraError, UnknownNameError
 from roll_envs.verifiers import Failed, Score, language, make_verifier
 from roll_envs.verifiers.instructions import (
     INSTRUCTIONS,
-    Arguments,
     InstructionsVerifier,
     count_sentences,
     loose_forms,
@@ -24,6 +23,7 @@ from roll_envs.verifiers.instructions import (
     split_sentences,
 )
 from roll_envs.verifiers.instructions import text as text_module
+from roll_envs.verifiers.instructions.arguments import Positive
 from roll_envs.verifiers.instructions.text import tokens
 from roll_envs.verifiers.language import LANGUAGES, LanguageVerifier, identify
 
@@ -410,18 +410,33 @@ def test_thoughts_are_not_part_of_the_answer() -> None:
         ({"instruction_id_list": ["punctuation:no_comma"], "kwargs": []}, "list of 1 objects"),
         (row(("punctuation:no_coma", {})), "did you mean 'punctuation:no_comma'"),
         (row(("punctuation:no_comma", 3)), "must be an object"),  # type: ignore[arg-type]
-        (row(("punctuation:no_comma", {"num_words": 3})), "no argument 'num_words'; it takes none"),
-        (row(("length_constraints:number_words", {"num_words": 3})), "'relation' is missing"),
+        (
+            row(("punctuation:no_comma", {"num_words": 3})),
+            "no argument of punctuation:no_comma: 'num_words'; known: none",
+        ),
+        (row(("length_constraints:number_words", {"num_words": 3})), "'relation': it is missing"),
         (row(("startend:end_checker", {"end_phrase": "a", "end_phrases": "b"})), "did you mean 'end_phrase'"),
-        (row(("length_constraints:number_words", {"num_words": 3, "relation": "at most"})), "one of at least"),
-        (row(("length_constraints:number_words", {"num_words": -1, "relation": "at least"})), "whole number of 0"),
-        (row(("length_constraints:number_words", {"num_words": 2.5, "relation": "at least"})), "whole number"),
-        (row(("length_constraints:number_words", {"num_words": True, "relation": "at least"})), "whole number"),
-        (row(("keywords:existence", {"keywords": "sun"})), "list of texts"),
-        (row(("keywords:existence", {"keywords": []})), "list of texts"),
+        (
+            row(("length_constraints:number_words", {"num_words": 3, "relation": "at most"})),
+            "should be 'less than' or 'at least', not 'at most'",
+        ),
+        (
+            row(("length_constraints:number_words", {"num_words": -1, "relation": "at least"})),
+            "greater than or equal to 0, not -1",
+        ),
+        (
+            row(("length_constraints:number_words", {"num_words": 2.5, "relation": "at least"})),
+            "valid integer, not 2.5",
+        ),
+        (
+            row(("length_constraints:number_words", {"num_words": True, "relation": "at least"})),
+            "valid integer, not True",
+        ),
+        (row(("keywords:existence", {"keywords": "sun"})), "should be a valid tuple, not 'sun'"),
+        (row(("keywords:existence", {"keywords": []})), "at least 1 item"),
         (
             row(("keywords:letter_frequency", {"letter": "ab", "let_frequency": 1, "let_relation": "at least"})),
-            "one char",
+            "at most 1 character, not 'ab'",
         ),
         (row(("combination:repeat_prompt", {})), "is missing"),
         (row(("language:response_language", {"language": "xx"})), "must be one of ar"),
@@ -450,9 +465,8 @@ def test_wrong_options_are_told() -> None:
 
 
 def test_a_program_may_add_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def shout(given: Arguments) -> Any:
-        marks = given.whole("marks", 1)
-        return lambda text: text.endswith("!" * marks)
+    def shout(text: str, marks: Positive) -> bool:
+        return text.endswith("!" * marks)
 
     monkeypatch.setitem(INSTRUCTIONS, "mine:shout", shout)
     assert [name for name, _ in read_instructions(row(("mine:shout", {"marks": 2})))] == ["mine:shout"]

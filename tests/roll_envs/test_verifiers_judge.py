@@ -20,16 +20,13 @@ from judge_server import Reply, correct, half_open, incorrect, serve, shown
 
 from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.verifiers import Failed, Score, Verdict, judge_llm_client, make_verifier
-from roll_envs.verifiers.judge_llm import LlmJudge
-from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
+from roll_envs.verifiers.judge_llm import LlmJudge, ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_client import Endpoint
 from roll_envs.verifiers.judge_llm_forms import (
-    Criterion,
+    ONE_WORD,
     break_special_tokens,
     clip_middle,
-    correctness_form,
     draw_mark,
-    pairwise_form,
     read_reply,
     rubric_form,
 )
@@ -182,7 +179,7 @@ def test_asynchronous_callers_share_the_loop_of_the_judge() -> None:
 
 # -- replies that are no verdict ---------------------------------------------------------------------------------------
 
-FORM = correctness_form()
+FORM = ONE_WORD["correctness"]
 
 
 @pytest.mark.parametrize(
@@ -305,18 +302,18 @@ def test_no_key_is_sent_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_rubrics_and_pairs_are_read_strictly() -> None:
-    form = rubric_form([Criterion("a", "x"), Criterion("b", "y")], 1, 5)
+    form = rubric_form({"a": "x", "b": "y"}, (1, 5))
     good = read_reply(form, '{"scores": {"a": 5, "b": 1}}')
     assert good is not None
     assert good.value == 0.5
     for scores in ({"a": 5}, {"a": 5, "b": 6}, {"a": 5, "b": 0}, {"a": 5, "b": 2.5}, {"a": 5, "b": None}, [5, 1]):
         assert read_reply(form, json.dumps({"scores": scores})) is None
-    assert read_reply(pairwise_form(), '{"winner": "answer A"}') is None
+    assert read_reply(ONE_WORD["pairwise"], '{"winner": "answer A"}') is None
 
 
 @given(st.text(max_size=200))
 def test_no_reply_breaks_the_reader(reply: str) -> None:
-    for form in (FORM, pairwise_form(), rubric_form([Criterion("a", "x")], 0, 1)):
+    for form in (FORM, ONE_WORD["pairwise"], rubric_form({"a": "x"}, [0, 1])):
         read_reply(form, reply)
         read_reply(form, '{"verdict": ' + reply)
 

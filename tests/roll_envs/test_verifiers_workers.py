@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -357,7 +356,7 @@ def test_an_interrupted_task_never_answers_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as planted:
-        planted.setattr(selectors.DefaultSelector, "select", interrupted)
+        planted.setattr(workers.Connection, "poll", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pool.call("echo", ["first"], deadline_s=5)
     assert value(pool, "echo", "second") == "second"

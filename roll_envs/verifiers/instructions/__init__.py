@@ -6,16 +6,15 @@ oddities included (``---`` is a bullet, keywords count inside longer words, ``P.
 where that code is unsafe, random or plainly wrong; ``docs/verifiers.md`` has the list.
 """
 
-from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck
+from roll_envs.verifiers.instructions.arguments import Check, Kind
 from roll_envs.verifiers.instructions.text import count_sentences, count_words, split_sentences
 from roll_envs.verifiers.instructions.verifier import INSTRUCTIONS, InstructionsVerifier, loose_forms, read_instructions
 
 __all__ = [
     "INSTRUCTIONS",
-    "Arguments",
     "Check",
     "InstructionsVerifier",
-    "MakeCheck",
+    "Kind",
     "count_sentences",
     "count_words",
     "loose_forms",

@@ -7,13 +7,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from typing import Annotated
 
-from roll_envs.verifiers.instructions.arguments import Lower, Positive, Relation, Text, Whole, holds
-from roll_envs.verifiers.instructions.keywords import frequency, letter_frequency, number_paragraphs
+from roll_envs.verifiers.instructions.arguments import Lower, Positive, Relation, Text, Verbatim, Whole, holds
+from roll_envs.verifiers.instructions.ifeval import frequency, letter_frequency, number_paragraphs
 from roll_envs.verifiers.instructions.text import split_sentences, tokens
 
-Verbatim = Annotated[str, lambda arguments, name: arguments.text(name, strip=False)]
 _SIGNS = re.compile(r"[^\w\s]")
 _LOWER_WORD = re.compile(r"\b[a-z]+\b")
 

@@ -12,18 +12,15 @@ from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, UnknownNameError, check_one_of, check_whole
 from roll_envs.verifiers.extract import after_thinking
-from roll_envs.verifiers.instructions.arguments import Arguments, Check, MakeCheck, kind_of
+from roll_envs.verifiers.instructions.arguments import Check, Kind, read_arguments
 from roll_envs.verifiers.instructions.ifbench import IFBENCH
+from roll_envs.verifiers.instructions.ifeval import IFEVAL
 from roll_envs.verifiers.instructions.ifeval_g import IFEVAL_G
-from roll_envs.verifiers.instructions.keywords import WORDS, nth_paragraph_first_word
-from roll_envs.verifiers.instructions.layout import LAYOUT
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
 _IDS, _KWARGS = "instruction_id_list", "kwargs"
 
-_KINDS = {**WORDS, **LAYOUT, **IFBENCH, **IFEVAL_G}
-INSTRUCTIONS: dict[str, MakeCheck] = {name: kind_of(follows) for name, follows in _KINDS.items()}
-INSTRUCTIONS["length_constraints:nth_paragraph_first_word"] = nth_paragraph_first_word
+INSTRUCTIONS: dict[str, Kind] = {**IFEVAL, **IFBENCH, **IFEVAL_G}
 """Every kind of instruction by its public id; programs may add their own."""
 
 
@@ -59,10 +56,7 @@ def _read(name: Any, arguments: Any) -> Check:
         raise UnknownNameError("instruction", str(name), INSTRUCTIONS)
     if not isinstance(arguments, Mapping | None):
         raise ConfigError(f"{name}: kwargs must be an object, not {str(arguments)[:100]!r}")
-    read = Arguments(name, arguments or {})
-    check = INSTRUCTIONS[name](read)
-    read.finish()
-    return check
+    return read_arguments(str(name), INSTRUCTIONS[name], arguments or {})
 
 
 def loose_forms(answer: str) -> list[str]:

@@ -1,7 +1,6 @@
-"""Instructions on how an answer is laid out: lists, marks, sections, JSON, beginnings and ends.
+"""The 25 kinds of instructions of IFEval, by public id and with its arguments; see the package for deviations.
 
-Public ids and arguments; see the package for deviations. Everything is read line by line or with ``str`` methods where
-the original's patterns take quadratic time.
+Everything is read line by line or with ``str`` methods where the original's patterns take quadratic time.
 """
 
 from __future__ import annotations
@@ -9,15 +8,109 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from roll_envs.verifiers.instructions.arguments import Lower, Text, Whole
+from pydantic import AfterValidator
+
+from roll_envs.errors import ConfigError
+from roll_envs.verifiers.instructions.arguments import Letter, Lower, Positive, Relation, Text, Texts, Whole, holds
+from roll_envs.verifiers.instructions.text import count_sentences, count_words, tokens
+from roll_envs.verifiers.language import LANGUAGES, identify
 
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 _POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
 # In this order: without its name a fence would leave "json" behind.
 _FENCES = ("```json", "```Json", "```JSON", "```")
+
+
+def _known(language: str) -> str:
+    if language not in LANGUAGES:
+        raise ValueError(f"it must be one of {', '.join(LANGUAGES)}")
+    return language
+
+
+def existence(text: str, keywords: Texts) -> bool:
+    """``keywords``: each occurs, in any case, inside longer words too."""
+    return all(re.search(re.escape(word), text, re.IGNORECASE) for word in keywords)
+
+
+def frequency(text: str, keyword: Text, relation: Relation, frequency: Whole) -> bool:
+    """``keyword`` occurs ``relation`` ``frequency`` times, in any case, inside longer words too."""
+    found = sum(1 for _ in re.finditer(re.escape(keyword), text, re.IGNORECASE))
+    return holds(found, relation, frequency)
+
+
+def forbidden_words(text: str, forbidden_words: Texts) -> bool:
+    """None of ``forbidden_words`` occurs as a word of its own, in any case."""
+    # Not \b, which would need a letter or digit at the edge of the forbidden word.
+    patterns = (rf"(?<!\w){re.escape(word.strip())}(?!\w)" for word in forbidden_words)
+    return not any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
+
+
+def letter_frequency(text: str, letter: Letter, let_relation: Relation, let_frequency: Whole) -> bool:
+    """The character ``letter`` occurs ``let_relation`` ``let_frequency`` times, in any case."""
+    return holds(text.lower().count(letter), let_relation, let_frequency)
+
+
+def response_language(text: str, language: Annotated[Text, AfterValidator(_known)]) -> bool:
+    """The answer is in ``language``, an ISO 639-1 code."""
+    return identify(text).language == language
+
+
+def number_sentences(text: str, relation: Relation, num_sentences: Whole) -> bool:
+    """``relation`` ``num_sentences`` sentences."""
+    return holds(count_sentences(text), relation, num_sentences)
+
+
+def number_words(text: str, relation: Relation, num_words: Whole) -> bool:
+    """``relation`` ``num_words`` words."""
+    return holds(count_words(text), relation, num_words)
+
+
+def number_paragraphs(text: str, num_paragraphs: Whole, divider: str = "***") -> bool:
+    """``num_paragraphs`` paragraphs between dividers; none in the middle is empty."""
+    parts = [bool(part.strip()) for part in text.split(divider)]
+    return all(parts[1:-1]) and sum(parts) == num_paragraphs
+
+
+@dataclass(kw_only=True)
+class NthParagraphFirstWord:
+    """``num_paragraphs`` paragraphs between empty lines, and the ``nth_paragraph`` (from 1) begins with
+    ``first_word``, in any case."""
+
+    num_paragraphs: Positive
+    nth_paragraph: Positive
+    first_word: Lower
+
+    def __post_init__(self) -> None:
+        if self.nth_paragraph > self.num_paragraphs:
+            said = f"nth_paragraph is {self.nth_paragraph}, but there are to be {self.num_paragraphs} paragraphs"
+            raise ConfigError(f"length_constraints:nth_paragraph_first_word: {said}")
+
+    def __call__(self, text: str) -> bool:
+        paragraphs = [part for part in text.split("\n\n") if part.strip()]
+        if len(paragraphs) != self.num_paragraphs:
+            return False
+        word = paragraphs[self.nth_paragraph - 1].split(maxsplit=1)[0].lstrip("'").lstrip('"')
+        # IFEval cuts the word at the first of these signs.
+        return re.split(r"[.,?!'\"]", word, maxsplit=1)[0].lower() == self.first_word
+
+
+def capital_word_frequency(text: str, capital_relation: Relation, capital_frequency: Whole) -> bool:
+    """``capital_relation`` ``capital_frequency`` words in capital letters."""
+    return holds(sum(token.isupper() for token in tokens(text)), capital_relation, capital_frequency)
+
+
+def english_capital(text: str) -> bool:
+    """English, without a small letter."""
+    return text.isupper() and identify(text).language == "en"
+
+
+def english_lowercase(text: str) -> bool:
+    """English, without a capital letter."""
+    return text.islower() and identify(text).language == "en"
 
 
 def number_placeholders(text: str, num_placeholders: Whole) -> bool:
@@ -133,7 +226,19 @@ def no_comma(text: str) -> bool:
     return "," not in text
 
 
-LAYOUT: dict[str, Callable[..., bool]] = {
+IFEVAL: dict[str, Callable[..., Any]] = {
+    "keywords:existence": existence,
+    "keywords:frequency": frequency,
+    "keywords:forbidden_words": forbidden_words,
+    "keywords:letter_frequency": letter_frequency,
+    "language:response_language": response_language,
+    "length_constraints:number_sentences": number_sentences,
+    "length_constraints:number_paragraphs": number_paragraphs,
+    "length_constraints:number_words": number_words,
+    "change_case:capital_word_frequency": capital_word_frequency,
+    "change_case:english_capital": english_capital,
+    "change_case:english_lowercase": english_lowercase,
+    "length_constraints:nth_paragraph_first_word": NthParagraphFirstWord,
     "detectable_content:number_placeholders": number_placeholders,
     "detectable_content:postscript": postscript,
     "detectable_format:number_bullet_lists": number_bullet_lists,
