@@ -1,8 +1,8 @@
 """Builds a catalogue on disk from the original's files, in bounded memory, going on where an earlier try stopped.
 
-The product file is cut into segments of some thousand records (:mod:`envs.webshop.disk.segments`), whose rows go into a
-database, a transaction each; then they are merged (:mod:`envs.webshop.disk.merge`). All of it happens in
-``OUT.unfinished``; the finished folder in it is renamed to ``OUT`` at the very end.
+Segments of a thousand products (:mod:`envs.webshop.disk.segments`) become rows of a database, a transaction each; then
+they are merged (:mod:`envs.webshop.disk.merge`). All of it happens in ``OUT.unfinished``; the finished folder in it is
+renamed to ``OUT`` at the very end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -19,25 +20,25 @@ from pathlib import Path
 from typing import Any
 
 from envs.arguments import check_int
-from envs.webshop.disk.format import VERSION, WORK, CatalogueError, Source, dump_json, encode, unfinished_name
-from envs.webshop.disk.json_stream import iter_array, iter_object
+from envs.webshop.disk.format import VERSION, WORK, CatalogueError, encode, unfinished_name
+from envs.webshop.disk.json_stream import JsonFile
 from envs.webshop.disk.merge import merge_segments
-from envs.webshop.disk.segments import SIDES, Segment, SegmentTask, make_segments
+from envs.webshop.disk.segments import SIDES, Found, make_segments
 from envs.webshop.original import find_file, usable_asin
 
 __all__ = ["Progress", "build_index"]
 
-SEGMENT_RECORDS = 5_000
+SEGMENT_PRODUCTS = 1_000
 
 _TABLES = (
     "job (job TEXT)",
-    "segments (number INTEGER PRIMARY KEY, end INTEGER, records INTEGER)",
+    "sides (key BLOB, role TEXT, value TEXT)",
     "products (doc INTEGER PRIMARY KEY, asin BLOB, length INTEGER, pricing BLOB, packed BLOB)",
     "goals (kind TEXT, doc INTEGER, combinations INTEGER, said BLOB)",
     "nouns (title BLOB, nouns BLOB)",
     "postings (segment INTEGER, term BLOB, pairs BLOB, PRIMARY KEY (segment, term)) WITHOUT ROWID",
 )
-"""Rows of segments, and what is built; ``end`` is a byte of the product file, the others are explained by
+"""What is built, the entries of the other input files, and the rows of
 :class:`~envs.webshop.disk.segments.Segment`."""
 
 
@@ -66,40 +67,40 @@ def build_index(
     num_products: int | None = None,
     seed: int = 0,
     workers: int = 2,
-    segment_records: int = SEGMENT_RECORDS,
+    segment_products: int = SEGMENT_PRODUCTS,
     progress: Callable[[Progress], None] | None = None,
 ) -> Path:
     """Build the catalogue ``out`` from ``source``: a data folder of the original, or its product file.
 
     The other files are those in the folder of the products unless they are given; the first ``num_products`` records
-    count. ``workers=0`` does all the work in this process. A build that was interrupted is gone on with by the same
+    count. ``workers=0`` does all the work in this process; with others, a script must call this under
+    ``if __name__ == "__main__"``, as for any pool of processes. A build that was interrupted is gone on with by the same
     call; the bytes that come out depend on the files, ``num_products`` and ``seed`` only. Raises
     :class:`CatalogueError` for files that are missing, damaged or changed since, and when ``out`` exists.
     """
     check_int("num_products", 1 if num_products is None else num_products, 1)
     check_int("workers", workers, 0)
-    check_int("segment_records", segment_records, 1)
+    check_int("segment_products", segment_products, 1)
     target = Path(out).absolute()
     if target.exists():
         raise CatalogueError(f"{str(target)!r} exists already; choose another name, or remove it to build it anew")
     given = {"attributes": attributes, "human_instructions": human_instructions}
     files = _find_files(Path(source), given, num_products)
     stats = {role: path.stat() for role, path in files.items()}
-    sources = {role: Source(name=path.name, num_bytes=stats[role].st_size) for role, path in files.items()}
     # A file that was changed is noticed by size and time, without reading it.
     found = [[role, str(files[role].absolute()), stat.st_size, stat.st_mtime_ns] for role, stat in stats.items()]
     job = {"version": VERSION, "seed": seed, "num_products": num_products, "files": found}
     report = _Reporter(progress or (lambda _: None))
     draft = unfinished_name(target)
-    made, sides = draft / "made", draft / "sides.db"
+    made = draft / "made"
     try:
-        with _open_work(draft, job) as work:
-            _make_sides(files, sides, report)
-            tasks = _plan(work, files["products"], sides, num_products, segment_records)
-            _add_segments(work, make_segments(tasks, workers), sources["products"].num_bytes, report)
+        with _open_work(draft) as work:
+            _begin(work, draft, job, files, report)
+            _add_segments(work, files["products"], num_products, segment_products, workers, report)
             # Left by an earlier try that was ended while it merged.
             shutil.rmtree(made, ignore_errors=True)
             made.mkdir()
+            sources = {role: f"{path.name} ({stats[role].st_size} bytes)" for role, path in files.items()}
             merge_segments(work, made, seed, sources, report)
             report("done", 1.0)
             # Whoever sees `target` sees all of it.
@@ -133,8 +134,8 @@ def _find_files(source: Path, given: Mapping[str, str | Path | None], num_produc
 
 
 @contextmanager
-def _open_work(draft: Path, job: Mapping[str, Any]) -> Iterator[sqlite3.Connection]:
-    """The database of an unfinished build, held for this process; it must have been begun with the same job."""
+def _open_work(draft: Path) -> Iterator[sqlite3.Connection]:
+    """The database of an unfinished build, held for this process, in a transaction that has not done anything yet."""
     draft.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(draft / WORK, timeout=0)) as work:
         # Such a lock ends with the process, however that ends.
@@ -145,19 +146,6 @@ def _open_work(draft: Path, job: Mapping[str, Any]) -> Iterator[sqlite3.Connecti
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                 raise
             raise CatalogueError(f"another process is building in {str(draft)!r}; wait for it, or end it") from None
-        for table in _TABLES:
-            work.execute(f"CREATE TABLE IF NOT EXISTS {table}")
-        work.execute("INSERT INTO job SELECT ? WHERE NOT EXISTS (SELECT * FROM job)", (json.dumps(job),))
-        work.commit()
-        begun = json.loads(*work.execute("SELECT job FROM job").fetchone())
-        changed = [
-            f"{key}: {begun.get(key)!r} then, {value!r} now" for key, value in job.items() if begun.get(key) != value
-        ]
-        if changed:
-            raise CatalogueError(
-                f"{str(draft)!r} was begun with other input ({'; '.join(changed)}); go on with that input, "
-                "or remove that folder to start anew"
-            )
         yield work
 
 
@@ -185,74 +173,76 @@ class _Reporter:
         )
 
 
-def _make_sides(files: Mapping[str, Path], sides: Path, report: _Reporter) -> None:
-    """Put the entries of the other files into a database by product number; it appears when it is whole."""
-    if sides.exists():
-        return
-    draft = sides.with_suffix(".draft")
-    draft.unlink(missing_ok=True)
-    with closing(sqlite3.connect(draft)) as database:
-        # A draft that was cut off is thrown away: a journal would gain nothing.
-        database.execute("PRAGMA journal_mode = OFF")
-        database.execute("CREATE TABLE sides (key BLOB, role TEXT, value BLOB)")
-        for number, role in enumerate(SIDES):
-            if role in files:
-                report("side files", number / len(SIDES))
-                rows = ((encode(key), role, dump_json(value)) for key, value in _entries(role, files[role]))
-                database.executemany("INSERT INTO sides VALUES (?, ?, ?)", rows)
+def _begin(
+    work: sqlite3.Connection, draft: Path, job: Mapping[str, Any], files: Mapping[str, Path], report: _Reporter
+) -> None:
+    """Note the job and the entries of the other files, all or none; a build that goes on must be of the same job."""
+    if work.execute("SELECT * FROM sqlite_master").fetchone() is None:
+        for table in _TABLES:
+            work.execute(f"CREATE TABLE {table}")
+        work.execute("INSERT INTO job VALUES (?)", (json.dumps(job),))
+        for number, role in enumerate(role for role in SIDES if role in files):
+            report("side files", number / len(SIDES))
+            work.executemany("INSERT INTO sides VALUES (?, ?, ?)", _entries(role, files[role]))
         # Afterwards, since sorting once is quicker than keeping an order.
-        database.execute("CREATE INDEX by_key ON sides (key)")
-        database.commit()
-    draft.rename(sides)
+        work.execute("CREATE INDEX by_key ON sides (key)")
+    work.commit()
+    begun = json.loads(*work.execute("SELECT job FROM job").fetchone())
+    changed = [
+        f"{key}: {begun.get(key)!r} then, {value!r} now" for key, value in job.items() if begun.get(key) != value
+    ]
+    if changed:
+        raise CatalogueError(
+            f"{str(draft)!r} was begun with other input ({'; '.join(changed)}); go on with that input, "
+            "or remove that folder to start anew"
+        )
 
 
-def _entries(role: str, path: Path) -> Iterator[tuple[str, Any]]:
-    if role == "reviews":
-        return ((str(record.value.get("asin")), record.value) for record in iter_array(path))
-    return iter_object(path)
+def _entries(role: str, path: Path) -> Iterator[tuple[bytes, str, str]]:
+    for key, value, text in JsonFile(path, "[]" if role == "reviews" else "{}"):
+        yield encode(str(value.get("asin")) if role == "reviews" else key), role, text
 
 
-def _finished(work: sqlite3.Connection) -> tuple[int, int, int]:
-    """Number of segments, byte where they end, number of records."""
-    counted = "SELECT count(*), coalesce(max(end), 0), coalesce(sum(records), 0) FROM segments"
-    [number, end, num_records] = work.execute(counted).fetchone()
-    return number, end, num_records
-
-
-def _plan(
-    work: sqlite3.Connection, products: Path, sides: Path, num_products: int | None, segment_records: int
-) -> Iterator[SegmentTask]:
-    """Read ahead through the product file for the ends of segments that are not made yet, and for repeated products."""
-    number, end, record_number = _finished(work)
-    seen = {asin for [asin] in work.execute("SELECT asin FROM products")}
-    doc = len(seen)
-    records = iter_array(products, start=end, first_number=record_number)
-    while True:
-        left = segment_records if num_products is None else min(segment_records, num_products - record_number)
-        start, num_records, skip = end, 0, set()
-        for record in islice(records, left):
-            asin = record.value.get("asin")
-            if isinstance(asin, str):
-                if not usable_asin(asin) or encode(asin) in seen:
-                    # Left out but counted, so that messages name the record's place in the file.
-                    skip.add(record.number)
-                seen.add(encode(asin))
-            num_records, end = num_records + 1, record.end
-        if not num_records:
-            return
-        yield SegmentTask(products, sides, number, start, end, record_number, num_records, frozenset(skip), doc)
-        number, record_number, doc = number + 1, record_number + num_records, doc + num_records - len(skip)
-
-
-def _add_segments(work: sqlite3.Connection, segments: Iterator[Segment], num_bytes: int, report: _Reporter) -> None:
-    """Keep the rows of segments, all of one segment or none."""
-    _, end, num_records = _finished(work)
-    report("segments", end / num_bytes, num_records)
-    for task, products, goals, nouns, postings in segments:
+def _add_segments(
+    work: sqlite3.Connection,
+    products: Path,
+    num_products: int | None,
+    segment_products: int,
+    workers: int,
+    report: _Reporter,
+) -> None:
+    """Keep the rows of all products that are not there yet, all of one segment or none."""
+    file, num_bytes = JsonFile(products, "[]"), products.stat().st_size
+    [num_held] = work.execute("SELECT coalesce(max(doc) + 1, 0) FROM products").fetchone()
+    usable = _usable(islice(file, num_products))
+    deque(islice(usable, num_held), maxlen=0)
+    report("segments", file.num_chars / num_bytes, file.number)
+    found = _join(work, products, enumerate(usable, num_held))
+    for segment in make_segments(iter(lambda: list(islice(found, segment_products)), []), workers):
         with work:
-            work.executemany("INSERT INTO products VALUES (?, ?, ?, ?, ?)", products)
-            work.executemany("INSERT INTO goals VALUES (?, ?, ?, ?)", goals)
-            work.executemany("INSERT INTO nouns VALUES (?, ?)", nouns)
-            work.executemany("INSERT INTO postings VALUES (?, ?, ?)", postings)
-            work.execute("INSERT INTO segments VALUES (?, ?, ?)", (task.number, task.end, task.num_records))
-        report("segments", task.end / num_bytes, task.first_record + task.num_records)
+            work.executemany("INSERT INTO products VALUES (?, ?, ?, ?, ?)", segment.products)
+            work.executemany("INSERT INTO goals VALUES (?, ?, ?, ?)", segment.goals)
+            work.executemany("INSERT INTO nouns VALUES (?, ?)", segment.nouns)
+            work.executemany("INSERT INTO postings VALUES (?, ?, ?)", segment.postings)
+        report("segments", file.num_chars / num_bytes, file.number)
+
+
+def _usable(elements: Iterable[tuple[int, dict[str, Any], str]]) -> Iterator[tuple[int, str, str]]:
+    """Number, product number and text of each record but those that are no product: an unusable number, or one that
+    was there before."""
+    seen = set()
+    for number, record, text in elements:
+        asin = record.get("asin")
+        # What is no text at all is an error that the segment tells.
+        if not isinstance(asin, str) or (usable_asin(asin) and encode(asin) not in seen):
+            seen.add(encode(str(asin)))
+            yield number, str(asin), text
+
+
+def _join(
+    work: sqlite3.Connection, products: Path, usable: Iterable[tuple[int, tuple[int, str, str]]]
+) -> Iterator[Found]:
+    """Documents with what the other files hold of them."""
+    for doc, (number, asin, text) in usable:
+        sides = work.execute("SELECT role, value FROM sides WHERE key = ? ORDER BY rowid", (encode(asin),))
+        yield Found(doc, f"{products}, record {number}", text, sides.fetchall())

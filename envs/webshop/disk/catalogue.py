@@ -33,8 +33,8 @@ class DiskStore:
     def __getitem__(self, doc: int) -> Product:
         self._check(doc)
         with reading(f"product {doc} of the products in {str(self._files.folder)!r}"):
-            start, end = self._files.arrays["products.offsets"][doc : doc + 2].tolist()
-            return unpack_product(self._files.arrays["products"][start:end].tobytes())
+            [packed] = self._files.row("SELECT packed FROM products WHERE doc = ?", doc)
+            return unpack_product(packed)
 
     def _check(self, doc: int) -> None:
         if not 0 <= doc < len(self):
@@ -80,16 +80,16 @@ class DiskGoals(Sequence[Goal]):
             self._kind,
             place,
         )
-        product, rest = self._store[doc], place - first
+        product, written, rest = self._store[doc], json.loads(said), place - first
         if self._kind == "human":
-            return human_goal(product, json.loads(said), cap)
-        instruction, attributes = json.loads(said)
+            return human_goal(product, written, cap)
         chosen = {}
         for name in sorted(product.options, reverse=True):
             rest, number = divmod(rest, len(product.options[name]))
             chosen[name] = product.options[name][number]
         options = {name: chosen[name] for name in sorted(chosen)}
-        return synthetic_goal(product, instruction, tuple(attributes), options, cap, weight)
+        attributes = tuple(written["instruction_attributes"])
+        return synthetic_goal(product, written["instruction"], attributes, options, cap, weight)
 
 
 class DiskCatalogue:
