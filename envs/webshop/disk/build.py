@@ -1,8 +1,8 @@
 """Builds a catalogue on disk from the original's files, in bounded memory, going on where an earlier try stopped.
 
-Segments of a thousand products (:mod:`envs.webshop.disk.segments`) become rows of a database, a transaction each; then
-they are merged (:mod:`envs.webshop.disk.merge`). All of it happens in ``OUT.unfinished``; the finished folder in it is
-renamed to ``OUT`` at the very end.
+A thousand products at a time become rows of a database, in a transaction, then all rows become files (both in
+:mod:`envs.webshop.disk.segments`). All of it happens in ``OUT.unfinished``; the finished folder in it is renamed to
+``OUT`` at the very end.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import json
 import shutil
 import sqlite3
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -20,13 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from envs.arguments import check_int
-from envs.webshop.disk.format import VERSION, WORK, CatalogueError, encode, unfinished_name
+from envs.webshop.disk.format import VERSION, WORK, CatalogueError, encode, unfinished_name, write_manifest
 from envs.webshop.disk.json_stream import JsonFile
-from envs.webshop.disk.merge import merge_segments
-from envs.webshop.disk.segments import SIDES, Found, make_segments
+from envs.webshop.disk.segments import SIDES, Found, Segment, make_segments, merge_segments
 from envs.webshop.original import find_file, usable_asin
-
-__all__ = ["Progress", "build_index"]
 
 SEGMENT_PRODUCTS = 1_000
 
@@ -73,10 +69,12 @@ def build_index(
     """Build the catalogue ``out`` from ``source``: a data folder of the original, or its product file.
 
     The other files are those in the folder of the products unless they are given; the first ``num_products`` records
-    count. ``workers=0`` does all the work in this process; with others, a script must call this under
-    ``if __name__ == "__main__"``, as for any pool of processes. A build that was interrupted is gone on with by the same
-    call; the bytes that come out depend on the files, ``num_products`` and ``seed`` only. Raises
-    :class:`CatalogueError` for files that are missing, damaged or changed since, and when ``out`` exists.
+    count. ``workers=0`` does all the work in this process; with others, a script calls this under
+    ``if __name__ == "__main__"``, as it does for any pool of processes.
+
+    A build that was interrupted is gone on with by the same call; the bytes that come out depend on the files,
+    ``num_products`` and ``seed`` only. Raises :class:`CatalogueError` for files that are missing, damaged or changed
+    since, and when ``out`` exists.
     """
     check_int("num_products", 1 if num_products is None else num_products, 1)
     check_int("workers", workers, 0)
@@ -86,22 +84,26 @@ def build_index(
         raise CatalogueError(f"{str(target)!r} exists already; choose another name, or remove it to build it anew")
     given = {"attributes": attributes, "human_instructions": human_instructions}
     files = _find_files(Path(source), given, num_products)
-    stats = {role: path.stat() for role, path in files.items()}
     # A file that was changed is noticed by size and time, without reading it.
-    found = [[role, str(files[role].absolute()), stat.st_size, stat.st_mtime_ns] for role, stat in stats.items()]
+    stats = [(role, str(path.absolute()), path.stat()) for role, path in files.items()]
+    found = [[role, path, stat.st_size, stat.st_mtime_ns] for role, path, stat in stats]
     job = {"version": VERSION, "seed": seed, "num_products": num_products, "files": found}
-    report = _Reporter(progress or (lambda _: None))
-    draft = unfinished_name(target)
+    report, draft = _Reporter(progress or (lambda _: None)), unfinished_name(target)
     made = draft / "made"
     try:
         with _open_work(draft) as work:
             _begin(work, draft, job, files, report)
-            _add_segments(work, files["products"], num_products, segment_products, workers, report)
+            file = JsonFile(files["products"], "[]")
+            products = _found(work, file, num_products, report)
+            for segment in make_segments(iter(lambda: list(islice(products, segment_products)), []), workers):
+                _add_segment(work, segment)
+                report("segments", file.fraction, file.number)
             # Left by an earlier try that was ended while it merged.
             shutil.rmtree(made, ignore_errors=True)
             made.mkdir()
-            sources = {role: f"{path.name} ({stats[role].st_size} bytes)" for role, path in files.items()}
-            merge_segments(work, made, seed, sources, report)
+            counts = merge_segments(work, made, seed, report)
+            sources = {role: f"{files[role].name} ({stat.st_size} bytes)" for role, _, stat in stats}
+            write_manifest(made, counts, seed, sources)
             report("done", 1.0)
             # Whoever sees `target` sees all of it.
             made.rename(target)
@@ -116,17 +118,15 @@ def build_index(
 
 def _find_files(source: Path, given: Mapping[str, str | Path | None], num_products: int | None) -> dict[str, Path]:
     """The input files by role; those that are not there are left out, unless they were asked for."""
-    folder, products = source.parent, source
-    if source.is_dir():
-        found = find_file(source, "items_shuffle", num_products)
-        if found is None:
-            raise CatalogueError(f"there is no items_shuffle*.json in {str(source)!r}; give a folder that holds one")
-        folder, products = source, found
-    files = {"products": products}
-    for role, stem in SIDES.items():
-        path = given.get(role) or find_file(folder, stem, num_products if role == "attributes" else None)
-        if path is not None:
-            files[role] = Path(path)
+    folder = source if source.is_dir() else source.parent
+    products = find_file(source, "items_shuffle", num_products) if source.is_dir() else source
+    if products is None:
+        raise CatalogueError(f"there is no items_shuffle*.json in {str(source)!r}; give a folder that holds one")
+    found = {
+        role: given.get(role) or find_file(folder, stem, num_products if role == "attributes" else None)
+        for role, stem in SIDES.items()
+    }
+    files = {"products": products, **{role: Path(path) for role, path in found.items() if path}}
     for role, path in files.items():
         if not path.is_file():
             raise CatalogueError(f"there is no file {str(path)!r} (for {role}); give the path of a JSON file")
@@ -153,24 +153,15 @@ class _Reporter:
     """Reports the progress of a build: records per second and the time left."""
 
     def __init__(self, listener: Callable[[Progress], None]) -> None:
-        self.listener, self.stage, self.products = listener, "", 0
+        self.listener, self.stage = listener, ""
 
-    def __call__(self, stage: str, fraction: float, products: int | None = None) -> None:
-        now_s = time.monotonic()
-        self.products = self.products if products is None else products
+    def __call__(self, stage: str, fraction: float, products: int = 0) -> None:
         if stage != self.stage:
-            self.stage, self.began = stage, (now_s, fraction, self.products)
-        began_s, first_fraction, first_products = self.began
-        passed_s, gained = max(now_s - began_s, 1e-9), fraction - first_fraction
-        self.listener(
-            Progress(
-                stage=stage,
-                fraction=fraction,
-                products=self.products,
-                products_per_s=(self.products - first_products) / passed_s,
-                eta_s=(1.0 - fraction) / gained * passed_s if gained > 0 else None,
-            )
-        )
+            self.stage, self.began_s, self.first_fraction, self.first = stage, time.monotonic(), fraction, products
+        passed_s, gained = max(time.monotonic() - self.began_s, 1e-9), fraction - self.first_fraction
+        per_s = (products - self.first) / passed_s
+        eta_s = (1.0 - fraction) / gained * passed_s if gained > 0 else None
+        self.listener(Progress(stage=stage, fraction=fraction, products=products, products_per_s=per_s, eta_s=eta_s))
 
 
 def _begin(
@@ -203,46 +194,34 @@ def _entries(role: str, path: Path) -> Iterator[tuple[bytes, str, str]]:
         yield encode(str(value.get("asin")) if role == "reviews" else key), role, text
 
 
-def _add_segments(
-    work: sqlite3.Connection,
-    products: Path,
-    num_products: int | None,
-    segment_products: int,
-    workers: int,
-    report: _Reporter,
-) -> None:
-    """Keep the rows of all products that are not there yet, all of one segment or none."""
-    file, num_bytes = JsonFile(products, "[]"), products.stat().st_size
-    [num_held] = work.execute("SELECT coalesce(max(doc) + 1, 0) FROM products").fetchone()
-    usable = _usable(islice(file, num_products))
-    deque(islice(usable, num_held), maxlen=0)
-    report("segments", file.num_chars / num_bytes, file.number)
-    found = _join(work, products, enumerate(usable, num_held))
-    for segment in make_segments(iter(lambda: list(islice(found, segment_products)), []), workers):
-        with work:
-            work.executemany("INSERT INTO products VALUES (?, ?, ?, ?, ?)", segment.products)
-            work.executemany("INSERT INTO goals VALUES (?, ?, ?, ?)", segment.goals)
-            work.executemany("INSERT INTO nouns VALUES (?, ?)", segment.nouns)
-            work.executemany("INSERT INTO postings VALUES (?, ?, ?)", segment.postings)
-        report("segments", file.num_chars / num_bytes, file.number)
-
-
-def _usable(elements: Iterable[tuple[int, dict[str, Any], str]]) -> Iterator[tuple[int, str, str]]:
-    """Number, product number and text of each record but those that are no product: an unusable number, or one that
-    was there before."""
-    seen = set()
-    for number, record, text in elements:
-        asin = record.get("asin")
-        # What is no text at all is an error that the segment tells.
-        if not isinstance(asin, str) or (usable_asin(asin) and encode(asin) not in seen):
-            seen.add(encode(str(asin)))
-            yield number, str(asin), text
-
-
-def _join(
-    work: sqlite3.Connection, products: Path, usable: Iterable[tuple[int, tuple[int, str, str]]]
+def _found(
+    work: sqlite3.Connection, file: JsonFile, num_products: int | None, report: Callable[..., None]
 ) -> Iterator[Found]:
-    """Documents with what the other files hold of them."""
-    for doc, (number, asin, text) in usable:
-        sides = work.execute("SELECT role, value FROM sides WHERE key = ? ORDER BY rowid", (encode(asin),))
-        yield Found(doc, f"{products}, record {number}", text, sides.fetchall())
+    """Products that have no rows yet, with what the other files hold of them.
+
+    What is no product is left out: an unusable number, or one that was there before.
+    """
+    [num_held] = work.execute("SELECT coalesce(max(doc) + 1, 0) FROM products").fetchone()
+    seen: set[bytes] = set()
+    for number, record, text in islice(file, num_products):
+        asin = record.get("asin")
+        key = encode(str(asin))
+        # What is no text at all is an error that the segment tells.
+        if isinstance(asin, str) and (key in seen or not usable_asin(asin)):
+            continue
+        seen.add(key)
+        doc = len(seen) - 1
+        if doc == num_held:
+            report("segments", file.fraction, number)
+        if doc >= num_held:
+            sides = work.execute("SELECT role, value FROM sides WHERE key = ? ORDER BY rowid", (key,))
+            yield Found(doc, f"{file.path}, record {number}", text, sides.fetchall())
+
+
+def _add_segment(work: sqlite3.Connection, segment: Segment) -> None:
+    """Keep the rows of a segment, all or none."""
+    with work:
+        work.executemany("INSERT INTO products VALUES (?, ?, ?, ?, ?)", segment.products)
+        work.executemany("INSERT INTO goals VALUES (?, ?, ?, ?)", segment.goals)
+        work.executemany("INSERT INTO nouns VALUES (?, ?)", segment.nouns)
+        work.executemany("INSERT INTO postings VALUES (?, ?, ?)", segment.postings)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
+import numpy as np
+
 from envs.webshop.disk import format as files_of
 from envs.webshop.disk.format import CatalogueFiles, Manifest, encode, reading, unpack_product
 from envs.webshop.disk.index import DiskIndex
 from envs.webshop.goals import human_goal, synthetic_goal
 from envs.webshop.types import Goal, Product
-
-__all__ = ["DiskCatalogue", "is_index", "open_index"]
 
 
 class DiskStore:
@@ -83,11 +83,9 @@ class DiskGoals(Sequence[Goal]):
         product, written, rest = self._store[doc], json.loads(said), place - first
         if self._kind == "human":
             return human_goal(product, written, cap)
-        chosen = {}
-        for name in sorted(product.options, reverse=True):
-            rest, number = divmod(rest, len(product.options[name]))
-            chosen[name] = product.options[name][number]
-        options = {name: chosen[name] for name in sorted(chosen)}
+        names = sorted(product.options)
+        places = np.unravel_index(rest, [len(product.options[name]) for name in names])
+        options = {name: product.options[name][place] for name, place in zip(names, places, strict=True)}
         attributes = tuple(written["instruction_attributes"])
         return synthetic_goal(product, written["instruction"], attributes, options, cap, weight)
 

@@ -102,7 +102,8 @@ def pack_product(product: Product) -> bytes:
 
 
 def unpack_product(packed: bytes) -> Product:
-    found: dict[str, Any] = dict(zip(_FIELDS, json.loads(zlib.decompress(packed)), strict=True))
+    text = zlib.decompress(packed).decode("utf-8", "surrogatepass")  # quicker than to let the parser find out
+    found: dict[str, Any] = dict(zip(_FIELDS, json.loads(text), strict=True))
     for name in ("bullet_points", "pricing", "attributes"):
         found[name] = tuple(found[name])
     found["options"] = {name: tuple(held) for name, held in found["options"].items()}

@@ -20,8 +20,6 @@ from envs.arguments import check_int
 from envs.webshop.disk.format import CatalogueFiles, encode, reading
 from envs.webshop.search import idf, term_weights
 
-__all__ = ["DiskIndex"]
-
 _SLACK = np.float32(1e-4)
 """Partial sums are in single precision; documents closer to the threshold than this (relatively) stay candidates."""
 
@@ -110,7 +108,7 @@ class DiskIndex:
         for term in terms:
             rest = bounds_left[used]
             # From there on it is quicker to look up the candidates than to add whole lists.
-            if candidates.excludes(rest) and candidates.size(sums, rest) * _LOOKUP_COST < len(term.docs):
+            if candidates.are_few(sums, rest, len(term.docs)):
                 break
             docs = term.docs.astype(np.intp)
             reached = sums.take(docs) + term.gains()
@@ -158,10 +156,6 @@ class _TopCandidates:
         """Least sum with which a document can still reach the threshold if the remaining terms add at most ``rest``."""
         return np.float32(self.threshold - self.threshold * _SLACK - np.float32(rest))
 
-    def excludes(self, rest: float) -> bool:
-        """Whether documents with a sum of 0 can no longer reach the threshold."""
-        return bool(self._least_sum(rest) > 0)
-
     def update(self, docs: NDArray[Any], reached: NDArray[np.float32], sums: NDArray[np.float32]) -> None:
         """Find the leaders after a term was added to the sums of ``docs``."""
         over = np.flatnonzero(reached > self.last_leader)
@@ -181,9 +175,10 @@ class _TopCandidates:
         if len(over) >= self.k:
             self.threshold = np.partition(over, len(over) - self.k)[len(over) - self.k]
 
-    def size(self, sums: NDArray[np.float32], rest: float) -> int:
-        """Estimated number of remaining candidates, from a sample of the documents."""
-        return int(np.count_nonzero(sums[::_SAMPLE] >= self._least_sum(rest))) * _SAMPLE
+    def are_few(self, sums: NDArray[np.float32], rest: float, num_entries: int) -> bool:
+        """Whether only documents with a sum remain, and looking them up is quicker than to add ``num_entries``."""
+        low = self._least_sum(rest)
+        return bool(low > 0 and np.count_nonzero(sums[::_SAMPLE] >= low) * _SAMPLE * _LOOKUP_COST < num_entries)
 
     def remaining(self, sums: NDArray[np.float32], rest: float) -> NDArray[Any]:
         """All remaining candidates, in order."""

@@ -14,8 +14,6 @@ from typing import Any
 
 from envs.webshop.disk.format import CatalogueError
 
-__all__ = ["JsonFile"]
-
 CHUNK_CHARS = 4 << 20
 LOOK_AHEAD = 4096
 """Characters between two elements, keys included, at most."""
@@ -43,20 +41,14 @@ class JsonFile:
         """Elements read so far."""
 
     @property
-    def num_chars(self) -> int:
-        """Characters read so far."""
-        return self._dropped + self._at
+    def fraction(self) -> float:
+        """How much of the file was read; of text that is not ASCII a little less."""
+        return (self._dropped + self._at) / self.path.stat().st_size
 
     def __iter__(self) -> Iterator[tuple[Any, Any, str]]:
-        try:
-            self._file = self.path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
-        except OSError as error:
-            raise CatalogueError(
-                f"cannot read {str(self.path)!r}: {error.strerror}; give the path of a JSON file"
-            ) from None
         opening, closing = map(re.escape, self.brackets)
         before = opening
-        with self._file:
+        with self.path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as self._file:
             while found := self._match(before + _SPACE + _ELEMENT[self.brackets]):
                 key = json.loads(f'"{found[1]}"') if found.lastindex else self.number
                 value, text = self._value()
@@ -111,6 +103,6 @@ class JsonFile:
 
     def _error(self, problem: str) -> CatalogueError:
         return CatalogueError(
-            f"{str(self.path)!r} {problem}, at character {self.num_chars}, record {self.number} (from 0); "
+            f"{str(self.path)!r} {problem}, at character {self._dropped + self._at}, record {self.number} (from 0); "
             "repair the file or fetch it again"
         )
