@@ -21,7 +21,7 @@ from typing import Any
 from envs.arguments import check_int
 from envs.webshop.disk.format import VERSION, WORK, CatalogueError, encode, unfinished_name, write_manifest
 from envs.webshop.disk.json_stream import JsonFile
-from envs.webshop.disk.segments import SIDES, Found, Segment, make_segments, merge_segments
+from envs.webshop.disk.segments import SIDES, Found, Segment, make_segment, make_segments, merge_segments
 from envs.webshop.original import find_file, usable_asin
 
 SEGMENT_PRODUCTS = 1_000
@@ -63,7 +63,6 @@ def build_index(
     num_products: int | None = None,
     seed: int = 0,
     workers: int = 2,
-    segment_products: int = SEGMENT_PRODUCTS,
     progress: Callable[[Progress], None] | None = None,
 ) -> Path:
     """Build the catalogue ``out`` from ``source``: a data folder of the original, or its product file.
@@ -78,31 +77,30 @@ def build_index(
     """
     check_int("num_products", 1 if num_products is None else num_products, 1)
     check_int("workers", workers, 0)
-    check_int("segment_products", segment_products, 1)
     target = Path(out).absolute()
     if target.exists():
         raise CatalogueError(f"{str(target)!r} exists already; choose another name, or remove it to build it anew")
     given = {"attributes": attributes, "human_instructions": human_instructions}
     files = _find_files(Path(source), given, num_products)
     # A file that was changed is noticed by size and time, without reading it.
-    stats = [(role, str(path.absolute()), path.stat()) for role, path in files.items()]
-    found = [[role, path, stat.st_size, stat.st_mtime_ns] for role, path, stat in stats]
+    stats = {role: path.stat() for role, path in files.items()}
+    found = [[role, str(files[role].absolute()), stat.st_size, stat.st_mtime_ns] for role, stat in stats.items()]
     job = {"version": VERSION, "seed": seed, "num_products": num_products, "files": found}
     report, draft = _Reporter(progress or (lambda _: None)), unfinished_name(target)
     made = draft / "made"
     try:
-        with _open_work(draft) as work:
-            _begin(work, draft, job, files, report)
+        with _begun(draft, job, files, report) as work:
             file = JsonFile(files["products"], "[]")
             products = _found(work, file, num_products, report)
-            for segment in make_segments(iter(lambda: list(islice(products, segment_products)), []), workers):
+            tasks = iter(lambda: list(islice(products, SEGMENT_PRODUCTS)), [])
+            for segment in make_segments(tasks, workers) if workers else map(make_segment, tasks):
                 _add_segment(work, segment)
                 report("segments", file.fraction, file.number)
             # Left by an earlier try that was ended while it merged.
             shutil.rmtree(made, ignore_errors=True)
             made.mkdir()
             counts = merge_segments(work, made, seed, report)
-            sources = {role: f"{files[role].name} ({stat.st_size} bytes)" for role, _, stat in stats}
+            sources = {role: f"{files[role].name} ({stat.st_size} bytes)" for role, stat in stats.items()}
             write_manifest(made, counts, seed, sources)
             report("done", 1.0)
             # Whoever sees `target` sees all of it.
@@ -133,22 +131,6 @@ def _find_files(source: Path, given: Mapping[str, str | Path | None], num_produc
     return files
 
 
-@contextmanager
-def _open_work(draft: Path) -> Iterator[sqlite3.Connection]:
-    """The database of an unfinished build, held for this process, in a transaction that has not done anything yet."""
-    draft.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(draft / WORK, timeout=0)) as work:
-        # Such a lock ends with the process, however that ends.
-        work.execute("PRAGMA locking_mode = EXCLUSIVE")
-        try:
-            work.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                raise
-            raise CatalogueError(f"another process is building in {str(draft)!r}; wait for it, or end it") from None
-        yield work
-
-
 class _Reporter:
     """Reports the progress of a build: records per second and the time left."""
 
@@ -164,29 +146,40 @@ class _Reporter:
         self.listener(Progress(stage=stage, fraction=fraction, products=products, products_per_s=per_s, eta_s=eta_s))
 
 
-def _begin(
-    work: sqlite3.Connection, draft: Path, job: Mapping[str, Any], files: Mapping[str, Path], report: _Reporter
-) -> None:
-    """Note the job and the entries of the other files, all or none; a build that goes on must be of the same job."""
-    if work.execute("SELECT * FROM sqlite_master").fetchone() is None:
-        for table in _TABLES:
-            work.execute(f"CREATE TABLE {table}")
-        work.execute("INSERT INTO job VALUES (?)", (json.dumps(job),))
-        for number, role in enumerate(role for role in SIDES if role in files):
-            report("side files", number / len(SIDES))
-            work.executemany("INSERT INTO sides VALUES (?, ?, ?)", _entries(role, files[role]))
-        # Afterwards, since sorting once is quicker than keeping an order.
-        work.execute("CREATE INDEX by_key ON sides (key)")
-    work.commit()
-    begun = json.loads(*work.execute("SELECT job FROM job").fetchone())
-    changed = [
-        f"{key}: {begun.get(key)!r} then, {value!r} now" for key, value in job.items() if begun.get(key) != value
-    ]
-    if changed:
-        raise CatalogueError(
-            f"{str(draft)!r} was begun with other input ({'; '.join(changed)}); go on with that input, "
-            "or remove that folder to start anew"
-        )
+@contextmanager
+def _begun(
+    draft: Path, job: Mapping[str, Any], files: Mapping[str, Path], report: _Reporter
+) -> Iterator[sqlite3.Connection]:
+    """The database of an unfinished build of this job, held for this process, with the entries of the side files."""
+    draft.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(draft / WORK, timeout=0)) as work:
+        # Such a lock ends with the process, however that ends.
+        work.execute("PRAGMA locking_mode = EXCLUSIVE")
+        try:
+            work.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+            raise CatalogueError(f"another process is building in {str(draft)!r}; wait for it, or end it") from None
+        # In one transaction: whoever goes on finds all of it or nothing.
+        if work.execute("SELECT * FROM sqlite_master").fetchone() is None:
+            for table in _TABLES:
+                work.execute(f"CREATE TABLE {table}")
+            work.execute("INSERT INTO job VALUES (?)", (json.dumps(job),))
+            for number, role in enumerate(role for role in SIDES if role in files):
+                report("side files", number / len(SIDES))
+                work.executemany("INSERT INTO sides VALUES (?, ?, ?)", _entries(role, files[role]))
+            # Afterwards, since sorting once is quicker than keeping an order.
+            work.execute("CREATE INDEX by_key ON sides (key)")
+        work.commit()
+        begun = json.loads(*work.execute("SELECT job FROM job").fetchone())
+        changed = [f"{key}: {begun[key]!r} then, {job[key]!r} now" for key in job if begun[key] != job[key]]
+        if changed:
+            raise CatalogueError(
+                f"{str(draft)!r} was begun with other input ({'; '.join(changed)}); go on with that input, "
+                "or remove that folder to start anew"
+            )
+        yield work
 
 
 def _entries(role: str, path: Path) -> Iterator[tuple[bytes, str, str]]:

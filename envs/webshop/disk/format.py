@@ -37,7 +37,6 @@ __all__ = [
     "check_files",
     "dump_json",
     "encode",
-    "open_database",
     "pack_product",
     "read_manifest",
     "reading",
@@ -163,22 +162,20 @@ def read_manifest(folder: Path) -> Manifest:
         raise CatalogueError(f"the catalogue {str(folder)!r} is unfinished; {again}: it goes on where it stopped")
     try:
         raw = json.loads(path.read_bytes())
+        if raw["version"] == VERSION:
+            return Manifest(
+                counts={str(name): int(count) for name, count in raw["counts"].items()},
+                seed=int(raw["seed"]),
+                sources=dict(raw["sources"]),
+                files={name: FileEntry(**raw["files"][name]) for name in FILES},
+            )
     except (FileNotFoundError, NotADirectoryError):
         raise CatalogueError(f"there is no catalogue {str(folder)!r}, a folder with a {MANIFEST}; {again}") from None
-    except (OSError, ValueError) as error:
-        raise CatalogueError(f"{str(path)!r} cannot be read ({error}); {again}") from None
-    found = raw.get("version") if isinstance(raw, dict) else None
-    if found != VERSION:
-        raise CatalogueError(f"{str(folder)!r} has format version {found!r}, this release reads {VERSION}; {again}")
-    try:
-        return Manifest(
-            counts={str(name): int(count) for name, count in raw["counts"].items()},
-            seed=int(raw["seed"]),
-            sources=dict(raw["sources"]),
-            files={name: FileEntry(**raw["files"][name]) for name in FILES},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise CatalogueError(f"{str(path)!r} is damaged ({error!r}); {again}") from None
+    raise CatalogueError(
+        f"{str(folder)!r} has format version {raw['version']!r}, this release reads {VERSION}; {again}"
+    )
 
 
 def check_files(folder: Path, manifest: Manifest, *, checksums: bool) -> None:
@@ -205,7 +202,10 @@ class CatalogueFiles:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         self.arrays = {name: _map_array(folder / name, dtype) for name, dtype in ARRAYS.items()}
-        self._database = open_database(folder / DATABASE)
+        uri = f"{(folder / DATABASE).as_uri()}?mode=ro&immutable=1"
+        self._database = sqlite3.connect(uri, uri=True, check_same_thread=False)
+        # Mapped, its first 2 GiB.
+        self._database.execute(f"PRAGMA mmap_size = {2**31}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CatalogueFiles, (self.folder, self.manifest)
@@ -213,13 +213,6 @@ class CatalogueFiles:
     def row(self, query: str, *values: object) -> Any:
         """The first row that a query of the database finds."""
         return self._database.execute(query, values).fetchone()
-
-
-def open_database(path: Path) -> sqlite3.Connection:
-    """A finished database, mapped (its first 2 GiB) to be read by any thread."""
-    database = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False)
-    database.execute(f"PRAGMA mmap_size = {2**31}")
-    return database
 
 
 def _map_array(path: Path, dtype: str) -> NDArray[Any]:

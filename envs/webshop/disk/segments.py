@@ -21,6 +21,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import groupby
 from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,13 +116,10 @@ def make_segment(found: Sequence[Found]) -> Segment:
 
 
 def make_segments(tasks: Iterator[Sequence[Found]], workers: int) -> Iterator[Segment]:
-    """Segments in the order of their tasks; with ``workers=0`` they are made in this process.
+    """Segments in the order of their tasks, made by worker processes.
 
     Raises what a worker raised, and :class:`CatalogueError` when one died.
     """
-    if workers == 0:
-        yield from map(make_segment, tasks)
-        return
     # Not forked, since this process may have threads.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin_worker)
     made: deque[Future[Segment]] = deque()
@@ -141,12 +139,10 @@ def make_segments(tasks: Iterator[Sequence[Found]], workers: int) -> Iterator[Se
 def _begin_worker() -> None:
     """Leave Ctrl-C to the parent, and end with it, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
+def _end_with(parent: BaseProcess) -> None:
     parent.join()
     os._exit(1)
 
@@ -175,7 +171,7 @@ def merge_segments(work: sqlite3.Connection, folder: Path, seed: int, report: Re
         # Of equal titles the last counts.
         work.execute("INSERT OR REPLACE INTO made.nouns SELECT title, nouns FROM nouns ORDER BY title, rowid")
         in_order = np.fromiter(_column(work, "SELECT doc FROM made.products ORDER BY asin"), np.int64)
-        _write_array(folder, "ranks", np.argsort(in_order))
+        np.argsort(in_order).astype(ARRAYS["ranks"]).tofile(folder / "ranks")
         report("goals", 0.0)
         counts = _write_goals(work, folder, seed)
         lengths = map(encode_length, _column(work, "SELECT length FROM products ORDER BY doc"))
@@ -192,16 +188,12 @@ def _column(work: sqlite3.Connection, query: str) -> Iterator[Any]:
     return (value for [value] in work.execute(query))
 
 
-def _write_array(folder: Path, name: str, values: NDArray[Any] | array[Any]) -> None:
-    np.asarray(values, ARRAYS[name]).tofile(folder / name)
-
-
 def _write_goals(work: sqlite3.Connection, folder: Path, seed: int) -> dict[str, int]:
     """Draw prices and the price caps of goals, as they are drawn in memory."""
     rng = random.Random(seed)
     pricing = _column(work, "SELECT pricing FROM products ORDER BY doc")
     prices = array("d", (draw_price(json.loads(known), rng) for known in pricing))
-    _write_array(folder, "prices", prices)
+    np.asarray(prices, ARRAYS["prices"]).tofile(folder / "prices")
     state, counts = rng.getstate(), {}
     for kind in ("human", "synthetic"):
         # Both follow directly on the prices: a catalogue offers one or the other.
@@ -218,7 +210,7 @@ def _write_goals(work: sqlite3.Connection, folder: Path, seed: int) -> dict[str,
         # Four bytes a goal; a list would take some forty.
         order = array("I", range(int(total)))
         random.Random(SHUFFLE_SEED).shuffle(order)
-        _write_array(folder, f"{kind}.order", order)
+        np.asarray(order, ARRAYS[f"{kind}.order"]).tofile(folder / f"{kind}.order")
         counts[f"{kind}_goals"] = len(order)
     return counts
 
