@@ -55,8 +55,8 @@ class DiskStore:
 class DiskGoals(Sequence[Goal]):
     """The ``human`` or the ``synthetic`` goals of a catalogue in the order by which they are numbered."""
 
-    def __init__(self, files: CatalogueFiles, kind: str, store: DiskStore) -> None:
-        self._files, self._kind, self._store = files, kind, store
+    def __init__(self, files: CatalogueFiles, kind: str) -> None:
+        self._files, self._kind = files, kind
 
     def __len__(self) -> int:
         return len(self._files.arrays[f"{self._kind}.order"])
@@ -75,16 +75,17 @@ class DiskGoals(Sequence[Goal]):
 
     def _make(self, place: int) -> Goal:
         """The goal at a place in catalogue order; of the combinations of options, the last changes fastest."""
-        first, doc, cap, weight, said = self._files.row(
-            "SELECT first, doc, cap, weight, said FROM goals WHERE kind = ? AND first <= ? ORDER BY first DESC LIMIT 1",
+        first, cap, weight, said, packed = self._files.row(
+            "SELECT first, cap, weight, said, packed FROM goals JOIN products USING (doc) "
+            "WHERE kind = ? AND first <= ? ORDER BY first DESC LIMIT 1",
             self._kind,
             place,
         )
-        product, written, rest = self._store[doc], json.loads(said), place - first
+        product, written = unpack_product(packed), json.loads(said)
         if self._kind == "human":
             return human_goal(product, written, cap)
         names = sorted(product.options)
-        places = np.unravel_index(rest, [len(product.options[name]) for name in names])
+        places = np.unravel_index(place - first, [len(product.options[name]) for name in names])
         options = {name: product.options[name][place] for name, place in zip(names, places, strict=True)}
         attributes = tuple(written["instruction_attributes"])
         return synthetic_goal(product, written["instruction"], attributes, options, cap, weight)
@@ -97,8 +98,8 @@ class DiskCatalogue:
         self.path, self.manifest = path, manifest
         self._files = CatalogueFiles(path, manifest)
         self.store, self.index = DiskStore(self._files), DiskIndex(self._files)
-        self.human_goals = DiskGoals(self._files, "human", self.store)
-        self.synthetic_goals = DiskGoals(self._files, "synthetic", self.store)
+        self.human_goals = DiskGoals(self._files, "human")
+        self.synthetic_goals = DiskGoals(self._files, "synthetic")
 
     def nouns(self, title: str) -> tuple[str, ...] | None:
         """The nouns of a title that came with the data (``title_nouns.json``); of equal titles the last counts."""

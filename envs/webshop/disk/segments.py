@@ -1,6 +1,6 @@
 """What products become: rows of a database, a segment at a time, and of all rows the files of a catalogue.
 
-Segments are some thousand products each, the unit of work, made in order by worker processes or in this one. What they
+Segments are a thousand products each, the unit of work, made in order by worker processes or in this one. What they
 hold together does not depend on how the products were divided.
 """
 
