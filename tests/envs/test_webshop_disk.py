@@ -101,8 +101,8 @@ def test_prices_and_goals_are_those_in_memory(opened: DiskCatalogue, listings: l
         assert found[3:9:2] == goals[3:9:2]
         with pytest.raises(IndexError, match="goal 100000 is not in"):
             found[100000]
-    assert {goal.weight for goal in opened.human_goals} == {1.0}
-    assert len({goal.weight for goal in opened.synthetic_goals}) > 10
+    assert {goal.weight for goal in opened.goals(human=True)} == {1.0}
+    assert len({goal.weight for goal in opened.goals(human=False)}) > 10
 
 
 QUERIES = st.lists(st.sampled_from(COMMON + RARE[:60] + ["café", "nothing", "size"]), max_size=30).map(" ".join)
@@ -159,7 +159,7 @@ def test_recorded_reference(shared_dir: Path, tmp_path: Path) -> None:
     golden = json.loads(gzip.decompress((folder / "goals.json.gz").read_bytes()))
     prices = golden["product_prices"]
     assert {catalogue.store[doc].asin: catalogue.store.price(doc) for doc in range(1000)} == prices
-    goals = catalogue.synthetic_goals
+    goals = catalogue.goals(human=False)
     assert len(goals) == golden["num_goals"] == 6910
     for number, expected in enumerate(golden["goals"]):
         goal = goals[number]
@@ -265,7 +265,7 @@ def errors_of(folder: Path) -> Iterator[str]:
     calls += [lambda: opened.listed("<c>", "garden"), lambda: opened.nouns("title")]
     for n in range(0, 1500, 50):
         calls += [lambda n=n: opened.store[n], lambda n=n: opened.store.find(f"B{n * 7919 % 1_000_003:07d}")]  # type: ignore[misc]
-        calls += [lambda n=n: opened.human_goals[n % 100], lambda n=n: opened.synthetic_goals[n % 100]]  # type: ignore[misc]
+        calls += [lambda n=n: opened.goals(human=True)[n % 100], lambda n=n: opened.goals(human=False)[n % 100]]  # type: ignore[misc]
     for call in calls:
         try:
             with np.errstate(all="ignore"):
@@ -301,14 +301,14 @@ def test_nouns_of_titles(data: Path, tmp_path: Path) -> None:
 
 
 def test_parts_survive_pickling(opened: DiskCatalogue) -> None:
-    for part in (opened, opened.store, opened.index, opened.human_goals):
+    for part in (opened, opened.store, opened.index, opened.goals(human=True)):
         assert len(pickle.dumps(part)) < 10_000
     again = pickle.loads(pickle.dumps(opened))
     assert again.store[7] == opened.store[7]
     assert pickle.loads(pickle.dumps(opened.index)).search("rare1 common1", 9) == opened.index.search(
         "rare1 common1", 9
     )
-    assert pickle.loads(pickle.dumps(opened.synthetic_goals))[11] == opened.synthetic_goals[11]
+    assert pickle.loads(pickle.dumps(opened.goals(human=False)))[11] == opened.goals(human=False)[11]
 
 
 def test_a_fork_reads_on(opened: DiskCatalogue) -> None:

@@ -98,8 +98,6 @@ class DiskCatalogue:
         self.path, self.manifest = path, manifest
         self._files = CatalogueFiles(path, manifest)
         self.store, self.index = DiskStore(self._files), DiskIndex(self._files)
-        self.human_goals = DiskGoals(self._files, "human")
-        self.synthetic_goals = DiskGoals(self._files, "synthetic")
 
     def nouns(self, title: str) -> tuple[str, ...] | None:
         """The nouns of a title that came with the data (``title_nouns.json``); of equal titles the last counts."""
@@ -113,7 +111,7 @@ class DiskCatalogue:
 
     def goals(self, *, human: bool) -> DiskGoals:
         """The goals written by people, or those made from the options of products."""
-        return self.human_goals if human else self.synthetic_goals
+        return DiskGoals(self._files, "human" if human else "synthetic")
 
 
 VERIFIED_BYTES = 64 << 20
