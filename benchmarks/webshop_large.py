@@ -160,7 +160,7 @@ def build(data: Path, out: Path, workers: int) -> dict[str, Any]:
         "build_peak_anonymous_mb": watch.peak_anonymous_kb / 1024,
         "data_mb": sum(path.stat().st_size for path in data.iterdir()) / 1e6,
         "index_mb": sum(path.stat().st_size for path in out.iterdir()) / 1e6,
-        "products_mb": (out / "products").stat().st_size / 1e6,
+        "database_mb": (out / "catalogue.db").stat().st_size / 1e6,
         "postings_mb": sum(path.stat().st_size for path in out.glob("postings*")) / 1e6,
     }
 
@@ -236,7 +236,10 @@ def table(result: dict[str, Any]) -> str:
     row("peak memory of the build, all processes: not backed by files", f"{result['build_peak_anonymous_mb']:,.0f} MB")
     row("the same with mapped files", f"{result['build_peak_mb']:,.0f} MB")
     row("catalogue on disk", f"{result['index_mb']:,.0f} MB")
-    row("of it products, postings", f"{result['products_mb']:,.0f} MB, {result['postings_mb']:,.0f} MB")
+    row(
+        "of it database (products, words, goals), postings",
+        f"{result['database_mb']:,.0f} MB, {result['postings_mb']:,.0f} MB",
+    )
     row("start: import, open", f"{result['import_s']:.2f} s, {result['open_s']:.3f} s")
     row("memory of a process after all searches and reads: its own", f"{result['private_mb']:,.0f} MB")
     row("mapped files in memory, shared by all processes", f"{result['mapped_mb']:,.0f} MB")

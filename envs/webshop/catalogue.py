@@ -159,10 +159,10 @@ def shipped_listings(made: Iterable[Shipped]) -> Iterable[Listing]:
         rating = one.record["average_rating"] or "N.A."
         yield join(
             one.record,
-            made=one.ins,
-            human=one.human,
+            attributes=one.ins,
+            human_instructions=one.human,
             reviews={"reviews": one.reviews, "average_rating": rating},
-            nouns={"name": one.nouns},
+            title_nouns={"name": one.nouns},
             where="the shipped catalogue",
         )
 

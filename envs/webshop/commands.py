@@ -93,7 +93,7 @@ def _describe(path: Path, *, verify: bool) -> dict[str, Any]:
         "seed": manifest.seed,
         **manifest.counts,
         "bytes": sum((catalogue.path / name).stat().st_size for name in manifest.files),
-        "sources": {role: f"{source.name} ({source.num_bytes} bytes)" for role, source in manifest.sources.items()},
+        "sources": dict(manifest.sources),
         "checksums": "match" if verify else "not compared (--verify does)",
     }
 

@@ -216,28 +216,36 @@ def listings(
         key = str(asin)
         found = join(
             record,
-            made=attributes.get(key),
-            human=human.get(key),
+            attributes=attributes.get(key),
+            human_instructions=human.get(key),
             reviews=reviews.get(key),
-            nouns=nouns.get(key),
+            title_nouns=nouns.get(key),
             where=f"{where}, record {number}",
         )
         seen.add(found.product.asin)
         yield found
 
 
-def join(record: Any, *, made: Any, human: Any, reviews: Any, nouns: Any, where: str) -> Listing:
-    """A record with its entries in the other files, each ``None`` where there is none.
+def join(
+    record: Any,
+    *,
+    attributes: Any = None,
+    human_instructions: Any = None,
+    reviews: Any = None,
+    title_nouns: Any = None,
+    where: str,
+) -> Listing:
+    """A record with its entries in the other files.
 
     Raises :class:`ConfigError` that names the file and the product number of an entry that is malformed.
     """
     asin = record.get("asin") if isinstance(record, Mapping) else None
-    made = _side(made, dict, f"items_ins_v2: the entry of {asin}") or {}
+    made = _side(attributes, dict, f"items_ins_v2: the entry of {asin}") or {}
     reviews = _side(reviews, dict, f"reviews: the entry of {asin}") or {}
     reviewed = _side(reviews.get("reviews"), list, f"reviews: 'reviews' of {asin}") or ()
     for review in reviewed:
         _side(review or 0, dict, f"reviews: a review of {asin}")
-    instructions = _side(human, list, f"items_human_ins: the entry of {asin}") or ()
+    instructions = _side(human_instructions, list, f"items_human_ins: the entry of {asin}") or ()
     for written in instructions:
         what = f"items_human_ins: an instruction of {asin}"
         _side(_side(written or 0, dict, what).get("instruction"), str, f"{what}, its 'instruction',")
@@ -245,7 +253,7 @@ def join(record: Any, *, made: Any, human: Any, reviews: Any, nouns: Any, where:
             _side(written.get(name), list, f"{what}, its {name!r},")
     what = f"items_ins_v2: {{}} of {asin}"
     wanted = _side(made.get("instruction_attributes"), list, what.format("'instruction_attributes'"))
-    known = (_side(nouns, dict, f"title_nouns: the entry of {asin}") or {}).get("name")
+    known = (_side(title_nouns, dict, f"title_nouns: the entry of {asin}") or {}).get("name")
     _side(known, list, f"title_nouns: 'name' of {asin}")
     return Listing(
         product=parse_product(record, made or None, reviews, where=where),

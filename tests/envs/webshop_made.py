@@ -7,6 +7,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from envs.webshop.disk import build, build_index
+
 COMMON = [f"common{n}" for n in range(12)]
 RARE = [f"rare{n}" for n in range(700)]
 
@@ -59,3 +63,10 @@ def make_data(folder: Path, count: int) -> Path:
     for name, content in (("items_shuffle", records), ("items_ins_v2", made), ("items_human_ins", human)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
+
+
+def build_in_segments(source: Path, out: Path, *, segment_products: int, **arguments: Any) -> Path:
+    """Build a catalogue on disk from segments of another size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "SEGMENT_PRODUCTS", segment_products)
+        return build_index(source, out, **arguments)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
+import numpy as np
+
 from envs.webshop.disk import format as files_of
 from envs.webshop.disk.format import CatalogueFiles, Manifest, encode, reading, unpack_product
 from envs.webshop.disk.index import DiskIndex
 from envs.webshop.goals import human_goal, synthetic_goal
 from envs.webshop.types import Goal, Product
-
-__all__ = ["DiskCatalogue", "is_index", "open_index"]
 
 
 class DiskStore:
@@ -33,8 +33,8 @@ class DiskStore:
     def __getitem__(self, doc: int) -> Product:
         self._check(doc)
         with reading(f"product {doc} of the products in {str(self._files.folder)!r}"):
-            start, end = self._files.arrays["products.offsets"][doc : doc + 2].tolist()
-            return unpack_product(self._files.arrays["products"][start:end].tobytes())
+            [packed] = self._files.row("SELECT packed FROM products WHERE doc = ?", doc)
+            return unpack_product(packed)
 
     def _check(self, doc: int) -> None:
         if not 0 <= doc < len(self):
@@ -55,8 +55,8 @@ class DiskStore:
 class DiskGoals(Sequence[Goal]):
     """The ``human`` or the ``synthetic`` goals of a catalogue in the order by which they are numbered."""
 
-    def __init__(self, files: CatalogueFiles, kind: str, store: DiskStore) -> None:
-        self._files, self._kind, self._store = files, kind, store
+    def __init__(self, files: CatalogueFiles, kind: str) -> None:
+        self._files, self._kind = files, kind
 
     def __len__(self) -> int:
         return len(self._files.arrays[f"{self._kind}.order"])
@@ -75,21 +75,20 @@ class DiskGoals(Sequence[Goal]):
 
     def _make(self, place: int) -> Goal:
         """The goal at a place in catalogue order; of the combinations of options, the last changes fastest."""
-        first, doc, cap, weight, said = self._files.row(
-            "SELECT first, doc, cap, weight, said FROM goals WHERE kind = ? AND first <= ? ORDER BY first DESC LIMIT 1",
+        first, cap, weight, said, packed = self._files.row(
+            "SELECT first, cap, weight, said, packed FROM goals JOIN products USING (doc) "
+            "WHERE kind = ? AND first <= ? ORDER BY first DESC LIMIT 1",
             self._kind,
             place,
         )
-        product, rest = self._store[doc], place - first
+        product, written = unpack_product(packed), json.loads(said)
         if self._kind == "human":
-            return human_goal(product, json.loads(said), cap)
-        instruction, attributes = json.loads(said)
-        chosen = {}
-        for name in sorted(product.options, reverse=True):
-            rest, number = divmod(rest, len(product.options[name]))
-            chosen[name] = product.options[name][number]
-        options = {name: chosen[name] for name in sorted(chosen)}
-        return synthetic_goal(product, instruction, tuple(attributes), options, cap, weight)
+            return human_goal(product, written, cap)
+        names = sorted(product.options)
+        places = np.unravel_index(place - first, [len(product.options[name]) for name in names])
+        options = {name: product.options[name][place] for name, place in zip(names, places, strict=True)}
+        attributes = tuple(written["instruction_attributes"])
+        return synthetic_goal(product, written["instruction"], attributes, options, cap, weight)
 
 
 class DiskCatalogue:
@@ -99,8 +98,6 @@ class DiskCatalogue:
         self.path, self.manifest = path, manifest
         self._files = CatalogueFiles(path, manifest)
         self.store, self.index = DiskStore(self._files), DiskIndex(self._files)
-        self.human_goals = DiskGoals(self._files, "human", self.store)
-        self.synthetic_goals = DiskGoals(self._files, "synthetic", self.store)
 
     def nouns(self, title: str) -> tuple[str, ...] | None:
         """The nouns of a title that came with the data (``title_nouns.json``); of equal titles the last counts."""
@@ -114,7 +111,7 @@ class DiskCatalogue:
 
     def goals(self, *, human: bool) -> DiskGoals:
         """The goals written by people, or those made from the options of products."""
-        return self.human_goals if human else self.synthetic_goals
+        return DiskGoals(self._files, "human" if human else "synthetic")
 
 
 VERIFIED_BYTES = 64 << 20

@@ -34,11 +34,9 @@ __all__ = [
     "CatalogueError",
     "CatalogueFiles",
     "Manifest",
-    "Source",
     "check_files",
     "dump_json",
     "encode",
-    "open_database",
     "pack_product",
     "read_manifest",
     "reading",
@@ -47,16 +45,13 @@ __all__ = [
     "write_manifest",
 ]
 
-FORMAT = "roll-envs webshop catalogue"
-VERSION = 3
+VERSION = 4
 UNFINISHED = ".unfinished"
 MANIFEST = "manifest.json"
 DATABASE = "catalogue.db"
 WORK = "work.db"
 """In the folder of an unfinished catalogue."""
 ARRAYS = {
-    "products": "|u1",
-    "products.offsets": "<u8",
     "prices": "<f8",
     "ranks": "<u4",
     "postings.docs": "<u4",
@@ -64,8 +59,8 @@ ARRAYS = {
     "human.order": "<u4",
     "synthetic.order": "<u4",
 }
-"""Products, packed, and where each begins and ends; their prices; their places in the order of product numbers; the
-documents of all terms, with what each adds to a score; the numbers of goals in catalogue order, shuffled."""
+"""Prices of products; their places in the order of product numbers; the documents of all terms, with what each adds to
+a score; the numbers of goals in catalogue order, shuffled."""
 FILES = (*ARRAYS, DATABASE)
 
 _FIELDS = tuple(field.name for field in fields(Product))
@@ -106,21 +101,13 @@ def pack_product(product: Product) -> bytes:
 
 
 def unpack_product(packed: bytes) -> Product:
-    found: dict[str, Any] = dict(zip(_FIELDS, json.loads(zlib.decompress(packed)), strict=True))
+    text = zlib.decompress(packed).decode("utf-8", "surrogatepass")  # quicker than to let the parser find out
+    found: dict[str, Any] = dict(zip(_FIELDS, json.loads(text), strict=True))
     for name in ("bullet_points", "pricing", "attributes"):
         found[name] = tuple(found[name])
     found["options"] = {name: tuple(held) for name, held in found["options"].items()}
     found["reviews"] = tuple([Review(title=title, score=score, body=body) for title, score, body in found["reviews"]])
     return Product(**found)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """A file that a catalogue was made from."""
-
-    name: str
-    """Without its folder."""
-    num_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,8 +125,8 @@ class Manifest:
     counts: Mapping[str, int]
     seed: int
     """Of the prices and the goals' price caps."""
-    sources: Mapping[str, Source]
-    """``products``, ``attributes``, ``human_instructions`` -> file."""
+    sources: Mapping[str, str]
+    """``products``, ``attributes``, ``human_instructions`` -> name and size of the file, for people."""
     files: Mapping[str, FileEntry]
 
 
@@ -148,73 +135,62 @@ def unfinished_name(out: Path) -> Path:
     return out.with_name(out.name + UNFINISHED)
 
 
-def write_manifest(folder: Path, counts: Mapping[str, int], seed: int, sources: Mapping[str, Source]) -> None:
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path, counts: Mapping[str, int], seed: int, sources: Mapping[str, str]) -> None:
     """Flush the files of a new catalogue to the disk, then describe them."""
-    entries = {}
-    for name in FILES:
-        with (folder / name).open("rb") as file:
-            # Before the manifest names the file: after a power failure it must not name bytes that are missing.
-            os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            entries[name] = FileEntry(num_bytes=file.tell(), sha256=digest)
+    entries = {
+        name: FileEntry(num_bytes=(folder / name).stat().st_size, sha256=_checksum(folder / name)) for name in FILES
+    }
     manifest = asdict(Manifest(counts=counts, seed=seed, sources=sources, files=entries))
-    with (folder / MANIFEST).open("w", encoding="utf-8") as out:
-        json.dump({"format": FORMAT, "version": VERSION, **manifest}, out, indent=1, sort_keys=True)
-        out.flush()
-        os.fsync(out.fileno())
+    described = json.dumps({"version": VERSION, **manifest}, indent=1, sort_keys=True)
+    (folder / MANIFEST).write_text(described, encoding="utf-8")
+    # Before the folder gets its name: after a power failure it must not name bytes that are missing.
+    for name in (*FILES, MANIFEST):
+        with (folder / name).open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished catalogue; :class:`CatalogueError` says what else is there instead."""
-    again = "run `roll-envs webshop build-index` (again) to make it"
-    if folder.name.endswith(UNFINISHED) and folder.is_dir():
-        raise CatalogueError(f"{str(folder)!r} is an unfinished catalogue; {again}: it goes on where it stopped")
-    if not folder.exists():
-        if unfinished_name(folder).is_dir():
-            raise CatalogueError(f"the catalogue {str(folder)!r} is unfinished; {again}: it goes on where it stopped")
-        raise CatalogueError(f"there is no catalogue {str(folder)!r}; {again}")
-    path = folder / MANIFEST
+    path, again = folder / MANIFEST, "run `roll-envs webshop build-index` (again) to make it"
+    draft = folder if folder.name.endswith(UNFINISHED) else unfinished_name(folder)
+    if draft.is_dir() and not path.exists():
+        raise CatalogueError(f"the catalogue {str(folder)!r} is unfinished; {again}: it goes on where it stopped")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CatalogueError(f"{str(folder)!r} is no catalogue (it has no {MANIFEST}); {again}") from None
-    except NotADirectoryError:
-        raise CatalogueError(f"{str(folder)!r} is a file, not the folder of a catalogue; {again}") from None
-    except (OSError, ValueError) as error:
-        raise CatalogueError(f"{str(path)!r} cannot be read ({error}); {again}") from None
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        raise CatalogueError(f"{str(path)!r} is not the manifest of a {FORMAT}; {again}")
-    if raw.get("version") != VERSION:
-        found = raw.get("version")
-        raise CatalogueError(f"{str(folder)!r} has format version {found!r}, this release reads {VERSION}; {again}")
-    try:
-        return Manifest(
-            counts={str(name): int(count) for name, count in raw["counts"].items()},
-            seed=int(raw["seed"]),
-            sources={name: Source(**source) for name, source in raw["sources"].items()},
-            files={name: FileEntry(**raw["files"][name]) for name in FILES},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raw = json.loads(path.read_bytes())
+        if raw["version"] == VERSION:
+            return Manifest(
+                counts={str(name): int(count) for name, count in raw["counts"].items()},
+                seed=int(raw["seed"]),
+                sources=dict(raw["sources"]),
+                files={name: FileEntry(**raw["files"][name]) for name in FILES},
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        raise CatalogueError(f"there is no catalogue {str(folder)!r}, a folder with a {MANIFEST}; {again}") from None
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise CatalogueError(f"{str(path)!r} is damaged ({error!r}); {again}") from None
+    raise CatalogueError(
+        f"{str(folder)!r} has format version {raw['version']!r}, this release reads {VERSION}; {again}"
+    )
 
 
 def check_files(folder: Path, manifest: Manifest, *, checksums: bool) -> None:
     """Compare the sizes of all files with the manifest, and their checksums too where asked (seconds per gigabyte)."""
     for name, entry in manifest.files.items():
         what = f"{name!r} of the catalogue {str(folder)!r}"
-        try:
-            actual = (folder / name).stat().st_size
-        except OSError:
-            raise CatalogueError(f"{name!r} is missing from the catalogue {str(folder)!r}; build it again") from None
+        if not (folder / name).is_file():
+            raise CatalogueError(f"{what} is missing; build it again")
+        actual = (folder / name).stat().st_size
         if actual != entry.num_bytes:
             raise CatalogueError(
                 f"{what} has {actual} bytes instead of {entry.num_bytes}: it is cut short or damaged; build it again"
             )
-        if checksums:
-            with (folder / name).open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256")
-            if digest.hexdigest() != entry.sha256:
-                raise CatalogueError(f"{what} does not match its checksum: it is damaged; build it again")
+        if checksums and _checksum(folder / name) != entry.sha256:
+            raise CatalogueError(f"{what} does not match its checksum: it is damaged; build it again")
 
 
 class CatalogueFiles:
@@ -226,7 +202,10 @@ class CatalogueFiles:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         self.arrays = {name: _map_array(folder / name, dtype) for name, dtype in ARRAYS.items()}
-        self._database = open_database(folder / DATABASE)
+        uri = f"{(folder / DATABASE).as_uri()}?mode=ro&immutable=1"
+        self._database = sqlite3.connect(uri, uri=True, check_same_thread=False)
+        # Mapped, its first 2 GiB.
+        self._database.execute(f"PRAGMA mmap_size = {2**31}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CatalogueFiles, (self.folder, self.manifest)
@@ -234,13 +213,6 @@ class CatalogueFiles:
     def row(self, query: str, *values: object) -> Any:
         """The first row that a query of the database finds."""
         return self._database.execute(query, values).fetchone()
-
-
-def open_database(path: Path) -> sqlite3.Connection:
-    """A finished database, mapped (its first 2 GiB) to be read by any thread."""
-    database = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False)
-    database.execute(f"PRAGMA mmap_size = {2**31}")
-    return database
 
 
 def _map_array(path: Path, dtype: str) -> NDArray[Any]:

@@ -20,8 +20,6 @@ from envs.arguments import check_int
 from envs.webshop.disk.format import CatalogueFiles, encode, reading
 from envs.webshop.search import idf, term_weights
 
-__all__ = ["DiskIndex"]
-
 _SLACK = np.float32(1e-4)
 """Partial sums are in single precision; documents closer to the threshold than this (relatively) stay candidates."""
 
@@ -59,9 +57,6 @@ class DiskIndex:
     def __init__(self, files: CatalogueFiles) -> None:
         self._files = files
 
-    def __len__(self) -> int:
-        return self._files.manifest.counts["products"]
-
     def documents(self, query: str) -> tuple[int, ...]:
         """Documents that a query of :func:`~envs.webshop.search.listed_under` lists, in order; kept as of a term."""
         with reading(f"the list of {query} in {str(self._files.folder)!r}"):
@@ -81,7 +76,7 @@ class DiskIndex:
         if not terms or k == 0:
             return []
         with reading(f"the list of products of a word in {where!r}"):
-            docs = self._candidates(sorted(terms, key=lambda term: -term.upper_bound), k)
+            docs = _candidates(sorted(terms, key=lambda term: -term.upper_bound), k, len(self._files.arrays["ranks"]))
             scores = _add_up(terms, docs, np.zeros(len(docs), np.float64)).astype(np.float32)
             order = np.lexsort((self._files.arrays["ranks"][docs], -scores))[:k]
             return list(zip(docs[order].tolist(), scores[order].tolist(), strict=True))
@@ -99,33 +94,58 @@ class DiskIndex:
                 terms.append(_Term(weight, docs[start:stop], saturations[start:stop], bound))
         return terms
 
-    def _candidates(self, terms: Sequence[_Term], k: int) -> NDArray[Any]:
-        """Documents that contain the best ``k``, ascending; ``terms`` in descending order of their upper bounds."""
-        # bounds_left[i]: the most that terms i, i + 1, ... can add together.
-        bounds_left = np.cumsum([0.0, *(term.upper_bound for term in reversed(terms))])[::-1]
-        sums = np.zeros(len(self), np.float32)
-        candidates = _TopCandidates(k)
-        used = added = 0
-        pause = _LOOK_AHEAD
-        for term in terms:
-            rest = bounds_left[used]
-            # From there on it is quicker to look up the candidates than to add whole lists.
-            if candidates.excludes(rest) and candidates.size(sums, rest) * _LOOKUP_COST < len(term.docs):
-                break
-            docs = term.docs.astype(np.intp)
-            reached = sums.take(docs) + term.gains()
-            sums[docs] = reached
-            candidates.update(docs, reached, sums)
-            used, added = used + 1, added + len(docs)
-            if added > pause:
-                leaders = candidates.leaders
-                candidates.raise_threshold(_add_up(terms[used:], leaders, sums[leaders]))
-                added, pause = 0, 2 * pause
-        docs = candidates.remaining(sums, bounds_left[used])
-        for term, rest in zip(terms[used:], bounds_left[used + 1 :], strict=True):
-            reached = sums[docs] = _add_up([term], docs, sums[docs])
-            docs = candidates.narrow(docs, reached, rest)
-        return docs
+
+def _candidates(terms: Sequence[_Term], k: int, num_docs: int) -> NDArray[Any]:
+    """Documents that contain the best ``k``, ascending; ``terms`` in descending order of their upper bounds.
+
+    The threshold is a score that ``k`` documents are known to reach. The leaders are the documents with the best sums
+    so far: computing their final scores early raises the threshold nearly to its final value.
+    """
+    # bounds_left[i]: the most that terms i, i + 1, ... can add together.
+    bounds_left = np.cumsum([0.0, *(term.upper_bound for term in reversed(terms))])[::-1]
+    sums = np.zeros(num_docs, np.float32)
+    threshold = last_leader = np.float32(0)
+    leaders: NDArray[Any] = np.empty(0, np.intp)
+    used = added = 0
+    pause = _LOOK_AHEAD
+    for term in terms:
+        low = _least_sum(threshold, bounds_left[used])
+        # From there on it is quicker to look up the candidates than to add whole lists.
+        if low > 0 and np.count_nonzero(sums[::_SAMPLE] >= low) * _SAMPLE * _LOOKUP_COST < len(term.docs):
+            break
+        docs = term.docs.astype(np.intp)
+        reached = sums.take(docs) + term.gains()
+        sums[docs] = reached
+        used, added = used + 1, added + len(docs)
+        over = np.flatnonzero(reached > last_leader)
+        if len(over):
+            leading = np.union1d(leaders, docs[over[_largest(reached[over], k * _LEADERS)]])
+            leaders = np.sort(leading[_largest(sums[leading], k * _LEADERS)])
+            if len(leaders) == k * _LEADERS:
+                last_leader = sums[leaders].min()
+            threshold = _raised(threshold, sums[leaders], k)
+        if added > pause:
+            threshold = _raised(threshold, _add_up(terms[used:], leaders, sums[leaders]), k)
+            added, pause = 0, 2 * pause
+    low = _least_sum(threshold, bounds_left[used])
+    # With a bound of 0 or less, every document with a sum may still reach the threshold.
+    docs = np.flatnonzero(sums >= low if low > 0 else sums)
+    for term, rest in zip(terms[used:], bounds_left[used + 1 :], strict=True):
+        reached = sums[docs] = _add_up([term], docs, sums[docs])
+        threshold = _raised(threshold, reached, k)
+        docs = docs[reached >= _least_sum(threshold, rest)]
+    return docs
+
+
+def _least_sum(threshold: np.float32, rest: float) -> np.float32:
+    """Least sum with which a document can still reach the threshold if the remaining terms add at most ``rest``."""
+    return np.float32(threshold - threshold * _SLACK - np.float32(rest))
+
+
+def _raised(threshold: np.float32, scores: NDArray[np.float32], k: int) -> np.float32:
+    """The threshold, given lower bounds of the scores of different documents."""
+    over = scores[scores > threshold]
+    return np.partition(over, len(over) - k)[len(over) - k] if len(over) >= k else threshold
 
 
 def _add_up(terms: Sequence[_Term], docs: NDArray[Any], reached: NDArray[Any]) -> NDArray[Any]:
@@ -138,63 +158,6 @@ def _add_up(terms: Sequence[_Term], docs: NDArray[Any], reached: NDArray[Any]) -
         held = term.docs[places] == docs
         reached[held] += term.gains(places[held])
     return reached
-
-
-class _TopCandidates:
-    """Tracks which documents can still be among the best ``k``: those that may reach the threshold.
-
-    The threshold is a score that ``k`` documents are known to reach. The leaders are those with the best sums so far:
-    computing their final scores early raises the threshold nearly to its final value.
-    """
-
-    def __init__(self, k: int) -> None:
-        self.k = k
-        self.threshold = np.float32(0)
-        self.leaders: NDArray[Any] = np.empty(0, np.intp)
-        self.last_leader = np.float32(0)
-        """The least sum with which a document was a leader."""
-
-    def _least_sum(self, rest: float) -> np.float32:
-        """Least sum with which a document can still reach the threshold if the remaining terms add at most ``rest``."""
-        return np.float32(self.threshold - self.threshold * _SLACK - np.float32(rest))
-
-    def excludes(self, rest: float) -> bool:
-        """Whether documents with a sum of 0 can no longer reach the threshold."""
-        return bool(self._least_sum(rest) > 0)
-
-    def update(self, docs: NDArray[Any], reached: NDArray[np.float32], sums: NDArray[np.float32]) -> None:
-        """Find the leaders after a term was added to the sums of ``docs``."""
-        over = np.flatnonzero(reached > self.last_leader)
-        if not len(over):
-            return
-        most = self.k * _LEADERS
-        leading = np.union1d(self.leaders, docs[over[_largest(reached[over], most)]])
-        self.leaders = np.sort(leading[_largest(sums[leading], most)])
-        values = sums[self.leaders]
-        if len(values) == most:
-            self.last_leader = values.min()
-        self.raise_threshold(values)
-
-    def raise_threshold(self, scores: NDArray[np.float32]) -> None:
-        """Raise the threshold, given lower bounds of the scores of different documents."""
-        over = scores[scores > self.threshold]
-        if len(over) >= self.k:
-            self.threshold = np.partition(over, len(over) - self.k)[len(over) - self.k]
-
-    def size(self, sums: NDArray[np.float32], rest: float) -> int:
-        """Estimated number of remaining candidates, from a sample of the documents."""
-        return int(np.count_nonzero(sums[::_SAMPLE] >= self._least_sum(rest))) * _SAMPLE
-
-    def remaining(self, sums: NDArray[np.float32], rest: float) -> NDArray[Any]:
-        """All remaining candidates, in order."""
-        low = self._least_sum(rest)
-        # With a bound of 0 or less, every document with a sum may still reach the threshold.
-        return np.flatnonzero(sums >= low if low > 0 else sums)
-
-    def narrow(self, docs: NDArray[Any], reached: NDArray[np.float32], rest: float) -> NDArray[Any]:
-        """Those of ``docs`` that remain candidates after another term."""
-        self.raise_threshold(reached)
-        return docs[reached >= self._least_sum(rest)]
 
 
 def _largest(values: NDArray[np.float32], count: int) -> NDArray[Any] | slice:

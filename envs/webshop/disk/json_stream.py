@@ -1,167 +1,108 @@
 """Reads a huge JSON array or object one element at a time, and says where a damaged file breaks.
 
-A few megabytes are held at a time, so that memory depends on the largest element only. They are held as Latin-1, where
-a character is a byte: the syntax of JSON is ASCII, and the parser's places are places in the file. Elements must
-themselves be objects or arrays: their end is then known without looking at what follows.
+A few megabytes are held at a time, so that memory depends on the largest element only. Elements must themselves be
+objects or arrays: their end is then known without looking at what follows.
 """
 
 from __future__ import annotations
 
-import codecs
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from envs.webshop.disk.format import CatalogueError
 
-__all__ = ["Record", "iter_array", "iter_object"]
+CHUNK_CHARS = 4 << 20
+LOOK_AHEAD = 4096
+"""Characters between two elements, keys included, at most."""
+LONGEST_TOKEN = 16
+"""More than the characters of a literal or an escape, at whose beginning the parser stops where it is cut."""
 
-CHUNK_BYTES = 4 << 20
-MAX_ELEMENT_BYTES = 64 << 20
-"""An element that is not whole after so many is wrong: a quote may be missing."""
-_SPACE = " \t\r\n"
+_SPACE = r"[ \t\r\n]*"
+# A lone surrogate stands for a byte that is not UTF-8.
+_KEY = r'"((?:[^"\\\x00-\x1f\ud800-\udfff]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)"'
+_ELEMENT = {"[]": r"(?=\{)", "{}": rf"{_KEY}{_SPACE}:{_SPACE}(?=[\[{{])"}
 _decode = json.JSONDecoder().raw_decode
 
 
-class Record(NamedTuple):
-    """One object of an array."""
+class JsonFile:
+    """The elements of the array of objects (``brackets="[]"``) or of the object (``"{}"``) in a file, read once.
 
-    number: int
-    """Its place in the array, from 0."""
-    start: int
-    """Its first byte in the file."""
-    end: int
-    """One past its last byte."""
-    value: dict[str, Any]
+    Iterating gives the number or key of each, its value, and the text of the value. Raises :class:`CatalogueError` with
+    file, character and record number where the file is not such an array or object.
+    """
 
-
-class _Reader:
-    """A window that moves over the file; ``number`` counts the elements that were read."""
-
-    def __init__(self, path: Path, start: int, number: int, chunk_bytes: int) -> None:
-        self.path, self.number, self.chunk_bytes = path, number, chunk_bytes
-        try:
-            self.file = path.open("rb")
-        except OSError as error:
-            raise CatalogueError(f"cannot read {str(path)!r}: {error.strerror}; give the path of a JSON file") from None
-        # A byte order mark is no part of the JSON.
-        if start == 0 and self.file.read(3) == codecs.BOM_UTF8:
-            start = 3
-        self.file.seek(start)
-        self.text, self.at, self.text_start = "", 0, start
+    def __init__(self, path: Path, brackets: str, *, chunk_chars: int = CHUNK_CHARS) -> None:
+        self.path, self.brackets, self.chunk_chars = path, brackets, chunk_chars
+        self._text, self._at, self._dropped = "", 0, 0
+        self.number = 0
+        """Elements read so far."""
 
     @property
-    def byte(self) -> int:
-        """Place in the file of what is read next."""
-        return self.text_start + self.at
+    def fraction(self) -> float:
+        """How much of the file was read; of text that is not ASCII a little less."""
+        return (self._dropped + self._at) / self.path.stat().st_size
 
-    def more(self) -> bool:
-        """Drop what was used up and read on; false at the end of the file."""
-        self.text_start, self.text, self.at = self.byte, self.text[self.at :], 0
+    def __iter__(self) -> Iterator[tuple[Any, Any, str]]:
+        opening, closing = map(re.escape, self.brackets)
+        before = opening
+        with self.path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as self._file:
+            while found := self._match(before + _SPACE + _ELEMENT[self.brackets]):
+                key = json.loads(f'"{found[1]}"') if found.lastindex else self.number
+                value, text = self._value()
+                self.number += 1
+                yield key, value, text
+                before = ","
+            if not self._match(("" if self.number else opening) + _SPACE + closing + _SPACE + r"\Z"):
+                rest = self._text[self._at : self._at + 40]
+                hint = ": the file is truncated" if len(rest) < 40 else ""
+                raise self._error(f"goes on with {rest!r}, where the next of {self.brackets} or its end is due{hint}")
+
+    def _read_on(self) -> bool:
+        """Drop what was used up and read more; false at the end of the file."""
+        self._dropped += self._at
+        rest = self._text[self._at :]
         # The window doubles for an element that does not fit, so that parsing it again and again takes linear time.
-        chunk = self.file.read(max(self.chunk_bytes, len(self.text)))
-        self.text += chunk.decode("latin-1")
+        chunk = self._file.read(max(self.chunk_chars, len(rest)))
+        self._text, self._at = rest + chunk, 0
         return bool(chunk)
 
-    def peek(self) -> str:
-        """The next character that is not whitespace; empty at the end of the file."""
-        while True:
-            while self.at < len(self.text) and self.text[self.at] in _SPACE:
-                self.at += 1
-            if self.at < len(self.text):
-                return self.text[self.at]
-            if not self.more():
-                return ""
+    def _match(self, pattern: str) -> re.Match[str] | None:
+        """Pass over what matches, with the space before it."""
+        while len(self._text) - self._at < LOOK_AHEAD and self._read_on():
+            pass
+        found = re.compile(_SPACE + pattern).match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return found
 
-    def check(self, allowed: str, where: str) -> None:
-        """Make sure that the next character is one of ``allowed``."""
-        char = self.peek()
-        if not char:
-            raise self.error(f"ends {where} was expected: the file is truncated")
-        if char not in allowed:
-            raise self.error(f"has {char!r} {where} was expected")
-
-    def take(self, allowed: str, where: str) -> str:
-        """Consume the next character, one of ``allowed``."""
-        self.check(allowed, f"{where}, where one of {' '.join(allowed)}")
-        self.at += 1
-        return self.text[self.at - 1]
-
-    def value(self, opening: str, what: str) -> Any:
-        """Parse the element that starts here; its first character must be in ``opening``."""
-        self.check(opening, f"where {what}")
+    def _value(self) -> tuple[Any, str]:
+        """Parse the object or array that begins here."""
         while True:
             try:
-                value, end = _decode(self.text, self.at)
-                if not (text := self.text[self.at : end]).isascii():
-                    value = json.loads(text.encode("latin-1").decode())
+                value, end = _decode(self._text, self._at)
+                text = self._text[self._at : end]
+                text.encode()
+                break
             except json.JSONDecodeError as error:
-                self._read_on(error, what)
-            except UnicodeDecodeError as error:
-                self.at += error.start
-                raise self.error(f"holds bytes that are not UTF-8 ({error.reason})") from None
+                # Of a string without an end, the parser reports the beginning.
+                cut = error.msg.startswith("Unterminated string") or len(self._text) - error.pos < LONGEST_TOKEN
+                if cut and self._read_on():
+                    continue
+                place, problem = (0, "is truncated in a record") if cut else (error.pos - self._at, "is not valid JSON")
+                problem += f" ({error.msg})"
+            except UnicodeEncodeError as error:
+                place, problem = error.start, "holds bytes that are not UTF-8"
             except RecursionError:
-                raise self.error(f"has {what} nested too deeply to be read") from None
-            else:
-                self.at = end
-                return value
+                place, problem = 0, "has a record nested too deeply to be read"
+            self._at += place
+            raise self._error(problem)
+        self._at = end
+        return value, text
 
-    def _read_on(self, error: json.JSONDecodeError, what: str) -> None:
-        """Read more, where an element may merely be cut by the window; raise where it is wrong."""
-        place, size = error.pos - self.at, len(self.text) - self.at
-        if size <= MAX_ELEMENT_BYTES and self.more():
-            return
-        # The position of that error is the beginning of the string, however far away its end would be.
-        unended = error.msg.startswith("Unterminated string") or place >= len(self.text.rstrip(_SPACE))
-        if unended and size <= MAX_ELEMENT_BYTES:
-            raise self.error(f"ends in the middle of {what} ({error.msg}): the file is truncated") from None
-        self.at += place
-        raise self.error(f"is not valid JSON ({error.msg})") from None
-
-    def error(self, problem: str) -> CatalogueError:
+    def _error(self, problem: str) -> CatalogueError:
         return CatalogueError(
-            f"{str(self.path)!r} {problem}, at byte {self.byte}, record {self.number} (from 0); "
+            f"{str(self.path)!r} {problem}, at character {self._dropped + self._at}, record {self.number} (from 0); "
             "repair the file or fetch it again"
         )
-
-    def elements(self, brackets: str) -> Iterator[None]:
-        """Stop at every element, for the caller to read it with :meth:`value`."""
-        with self.file:
-            if self.number:
-                more = self.take("," + brackets[1], "after a record") == ","
-            else:
-                self.take(brackets[0], "at its start")
-                more = self.peek() != brackets[1]
-                if not more:
-                    self.take(brackets[1], "at its end")
-            while more:
-                self.peek()
-                yield
-                self.number += 1
-                more = self.take("," + brackets[1], "after a record") == ","
-            if char := self.peek():
-                raise self.error(f"goes on with {char!r} after the end of its JSON value")
-
-
-def iter_array(
-    path: Path, *, start: int = 0, first_number: int = 0, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[Record]:
-    """The objects of the array in ``path``; ``start`` goes on right after record ``first_number - 1``.
-
-    Raises :class:`CatalogueError` with file, byte and record number where the file is not such an array.
-    """
-    reader = _Reader(path, start, first_number, chunk_bytes)
-    for _ in reader.elements("[]"):
-        begin = reader.byte
-        value = reader.value("{", "a record ({...})")
-        yield Record(reader.number, begin, reader.byte, value)
-
-
-def iter_object(path: Path, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[str, Any]]:
-    """Keys and values of the object in ``path``; values are objects or arrays. Errors as for :func:`iter_array`."""
-    reader = _Reader(path, 0, 0, chunk_bytes)
-    for _ in reader.elements("{}"):
-        key = reader.value('"', "a key")
-        reader.take(":", "after a key")
-        yield key, reader.value("{[", "the value of a key ({...} or [...])")

@@ -1,34 +1,56 @@
-"""One stretch of the product file made into rows: products, sources of goals, and the documents of each term.
+"""What products become: rows of a database, a segment at a time, and of all rows the files of a catalogue.
 
-Segments are the unit of work and of resuming. Those of a build are made in order, by worker processes or in this one;
-what they hold together does not depend on how the file was cut.
+Segments are a thousand products each, the unit of work, made in order by worker processes or in this one. What they
+hold together does not depend on how the products were divided.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
-import subprocess
-import sys
+import os
+import random
+import signal
+import sqlite3
+import threading
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
-from contextlib import closing, suppress
-from itertools import islice
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import groupby
+from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.webshop.analysis import analyse
-from envs.webshop.disk.format import CatalogueError, dump_json, encode, open_database, pack_product
-from envs.webshop.disk.json_stream import iter_array
-from envs.webshop.original import Listing, join
-from envs.webshop.search import document_text, listed_under
+from envs.webshop.disk.format import ARRAYS, DATABASE, CatalogueError, dump_json, encode, pack_product
+from envs.webshop.goals import SHUFFLE_SEED, draw_cap, draw_price
+from envs.webshop.original import join
+from envs.webshop.search import document_text, encode_length, length_factors, listed_under
 
-__all__ = ["SIDES", "Segment", "SegmentTask", "make_segment", "make_segments", "serve"]
+Report = Callable[[str, float], None]
+"""Hears the stage and how far it is."""
+
+MAX_GOALS = 500_000_000
+"""More would take hours to shuffle; the full catalogue has about seven per product."""
+
+_REPORTED_TERMS = 1000
+
+CATALOGUE_TABLES = (
+    "products (doc INTEGER PRIMARY KEY, asin BLOB, packed BLOB)",
+    "nouns (title BLOB PRIMARY KEY, nouns BLOB) WITHOUT ROWID",
+    "goals (kind, first INTEGER, doc INTEGER, cap, weight, said BLOB, PRIMARY KEY (kind, first)) WITHOUT ROWID",
+    "terms (term BLOB PRIMARY KEY, start INTEGER, stop INTEGER, peak) WITHOUT ROWID",
+)
+"""``first``: number, in catalogue order, of the first goal that a source makes; ``start``, ``stop``: of the postings of
+a term; ``peak``: the largest of their saturations."""
 
 SIDES = {
     "attributes": "items_ins_v2",
@@ -36,31 +58,24 @@ SIDES = {
     "reviews": "reviews",
     "title_nouns": "title_nouns",
 }
-"""Input files beside the products, and how their names begin."""
+"""Input files beside the products, as :func:`~envs.webshop.original.join` names them, and how their names begin."""
 
 
-class SegmentTask(NamedTuple):
-    """A stretch of the product file."""
+class Found(NamedTuple):
+    """A product as the input files describe it."""
 
-    products: Path
-    sides: Path
-    """Database of the entries of the other input files."""
-    number: int
-    start: int
-    """Byte where the record before it ended; 0 at the start of the file."""
-    end: int
-    """Byte where its last record ends."""
-    first_record: int
-    num_records: int
-    skip: frozenset[int]
-    """Numbers of records that are no product: an unusable or repeated product number."""
-    first_doc: int
+    doc: int
+    where: str
+    """File and number of its record."""
+    record: str
+    """As JSON."""
+    sides: list[tuple[str, str]]
+    """Role and JSON of its entries in the other files; of two in the same file the last counts."""
 
 
 class Segment(NamedTuple):
-    """The rows that a stretch makes."""
+    """The rows that some products make."""
 
-    task: SegmentTask
     products: list[tuple[int, bytes, int, bytes, bytes]]
     """Document, product number, number of terms, prices, packed product."""
     goals: list[tuple[str, int, int, bytes]]
@@ -68,14 +83,15 @@ class Segment(NamedTuple):
     nouns: list[tuple[bytes, bytes]]
     """Title, its nouns."""
     postings: list[tuple[int, bytes, bytes]]
-    """Number of the segment, term, pairs of document and count; in the order of the terms."""
+    """First document of the segment, term, pairs of document and count."""
 
 
-def make_segment(task: SegmentTask) -> Segment:
-    """Read and analyse a stretch. Raises :class:`RollError` for a record that is wrong."""
-    made = Segment(task, [], [], [], [])
+def make_segment(found: Sequence[Found]) -> Segment:
+    """Join and analyse products that follow one another. Raises :class:`RollError` for a record that is wrong."""
+    made = Segment([], [], [], [])
     postings: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
-    for doc, listing in enumerate(_listings(task), task.first_doc):
+    for doc, where, record, rows in found:
+        listing = join(json.loads(record), where=where, **{role: json.loads(entry) for role, entry in rows})
         product = listing.product
         terms = analyse(document_text(product))
         pricing = dump_json(product.pricing[:2])
@@ -86,106 +102,155 @@ def make_segment(task: SegmentTask) -> Segment:
         for query in listed_under(product):
             postings[query].extend((doc, 1))
         if listing.instruction is not None and listing.instruction_attributes:
+            said = {"instruction": listing.instruction, "instruction_attributes": listing.instruction_attributes}
             # More would not fit into 64 bits; in the end such a product is refused by MAX_GOALS.
             combinations = min(math.prod(map(len, product.options.values())), 2**63 - 1)
-            said = dump_json([listing.instruction, listing.instruction_attributes])
-            made.goals.append(("synthetic", doc, combinations, said))
+            made.goals.append(("synthetic", doc, combinations, dump_json(said)))
         for written in listing.human:
             if written.get("instruction_attributes"):
-                keys = ("instruction", "instruction_attributes", "instruction_options")
-                made.goals.append(("human", doc, 1, dump_json({key: written.get(key) for key in keys})))
+                made.goals.append(("human", doc, 1, dump_json(written)))
         if listing.nouns is not None:
             made.nouns.append((encode(product.title), dump_json(listing.nouns)))
-    ordered = sorted((encode(term), pairs) for term, pairs in postings.items())
-    made.postings.extend((task.number, term, np.asarray(pairs, "<u4").tobytes()) for term, pairs in ordered)
+    made.postings.extend((found[0].doc, encode(term), pairs.tobytes()) for term, pairs in sorted(postings.items()))
     return made
 
 
-def _listings(task: SegmentTask) -> Iterator[Listing]:
-    """The products of a stretch, joined with what the other files say of them."""
-    with closing(open_database(task.sides)) as sides:
-        records = iter_array(task.products, start=task.start, first_number=task.first_record)
-        for record in islice(records, task.num_records):
-            if record.number not in task.skip:
-                # Of equal keys the last counts, as in JSON.
-                key = encode(str(record.value.get("asin")))
-                rows = sides.execute("SELECT role, value FROM sides WHERE key = ? ORDER BY rowid", (key,))
-                entries = {role: json.loads(value) for role, value in rows}
-                yield join(
-                    record.value,
-                    made=entries.get("attributes"),
-                    human=entries.get("human_instructions"),
-                    reviews=entries.get("reviews"),
-                    nouns=entries.get("title_nouns"),
-                    where=f"{task.products}, record {record.number}",
-                )
-
-
-def make_segments(tasks: Iterator[SegmentTask], workers: int) -> Iterator[Segment]:
-    """Segments in the order of their tasks; with ``workers=0`` they are made in this process.
+def make_segments(tasks: Iterator[Sequence[Found]], workers: int) -> Iterator[Segment]:
+    """Segments in the order of their tasks, made by worker processes.
 
     Raises what a worker raised, and :class:`CatalogueError` when one died.
     """
-    if workers == 0:
-        yield from map(make_segment, tasks)
-        return
-    busy: deque[_Worker] = deque()
+    # Not forked, since this process may have threads.
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin_worker)
+    made: deque[Future[Segment]] = deque()
     try:
         for task in tasks:
-            made = None
-            if len(busy) < workers:
-                busy.append(_Worker())
-            else:
-                # The one that began first makes the next segment.
-                made = busy[0].answer()
-                busy.rotate(-1)
-            with suppress(BrokenPipeError):  # that it died is noticed when its answer is read
-                busy[-1].connection.send(task)
-            if made is not None:
-                yield made
-        for worker in busy:
-            yield worker.answer()
+            made.append(pool.submit(make_segment, task))
+            if len(made) > workers:
+                yield made.popleft().result()
+        while made:
+            yield made.popleft().result()
+    except BrokenProcessPool as error:
+        raise CatalogueError(f"{error} (out of memory?); the same command goes on where it stopped") from None
     finally:
-        for worker in busy:
-            worker.close()
+        pool.shutdown(cancel_futures=True)
 
 
-_SERVE = f"import sys; end, *sys.path = sys.argv[1:]; from {__name__} import serve; serve(int(end))"
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the parent, and end with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
 
 
-class _Worker:
-    """A process that makes segments; it ends with this one, after the segment that it is making."""
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
-    def __init__(self) -> None:
-        self.connection, theirs = Pipe()
-        command = [sys.executable, "-c", _SERVE, str(theirs.fileno()), *sys.path]
-        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        theirs.close()
 
-    def answer(self) -> Segment:
-        try:
-            made: Segment | Exception = self.connection.recv()
-        except (EOFError, OSError):
+def merge_segments(work: sqlite3.Connection, folder: Path, seed: int, report: Report) -> dict[str, int]:
+    """Write the arrays and the database of a catalogue into an empty folder; what they hold, by number.
+
+    Nothing is kept when it is interrupted: it takes minutes for a million products, and starts again from the rows.
+    Files are written from beginning to end in an order that follows from their content, so that their bytes do too.
+    """
+    [num_products, num_filled, mean_length] = work.execute(
+        # Without any term the mean length does not matter, but must not be 0.
+        "SELECT count(*), total(length > 0), coalesce(avg(nullif(length, 0)), 1) FROM products"
+    ).fetchone()
+    if not num_products:
+        raise CatalogueError("the product file holds no product; there is nothing to build")
+    work.execute("ATTACH ? AS made", (str(folder / DATABASE),))
+    # A file that was cut off is thrown away: a journal would gain nothing.
+    work.execute("PRAGMA made.journal_mode = OFF")
+    report("products", 0.0)
+    with work:
+        for table in CATALOGUE_TABLES:
+            work.execute(f"CREATE TABLE made.{table}")
+        work.execute("INSERT INTO made.products SELECT doc, asin, packed FROM products ORDER BY doc")
+        work.execute("CREATE UNIQUE INDEX made.by_asin ON products (asin)")
+        # Of equal titles the last counts.
+        work.execute("INSERT OR REPLACE INTO made.nouns SELECT title, nouns FROM nouns ORDER BY title, rowid")
+        in_order = np.fromiter(_column(work, "SELECT doc FROM made.products ORDER BY asin"), np.int64)
+        np.argsort(in_order).astype(ARRAYS["ranks"]).tofile(folder / "ranks")
+        report("goals", 0.0)
+        counts = _write_goals(work, folder, seed)
+        lengths = map(encode_length, _column(work, "SELECT length FROM products ORDER BY doc"))
+        factors = length_factors(mean_length)[np.fromiter(lengths, np.uint8)]
+        work.executemany("INSERT INTO made.terms VALUES (?, ?, ?, ?)", _write_postings(work, folder, factors, report))
+        # Lists of departments, kinds and attributes are no terms of texts.
+        of_texts = "SELECT count(*), total(stop - start) FROM made.terms WHERE substr(term, 1, 1) != x'3c'"
+        [counts["terms"], counts["postings"]] = map(int, work.execute(of_texts).fetchone())
+    work.execute("DETACH made")
+    return counts | {"products": num_products, "filled_products": int(num_filled)}
+
+
+def _column(work: sqlite3.Connection, query: str) -> Iterator[Any]:
+    return (value for [value] in work.execute(query))
+
+
+def _write_goals(work: sqlite3.Connection, folder: Path, seed: int) -> dict[str, int]:
+    """Draw prices and the price caps of goals, as they are drawn in memory."""
+    rng = random.Random(seed)
+    pricing = _column(work, "SELECT pricing FROM products ORDER BY doc")
+    prices = array("d", (draw_price(json.loads(known), rng) for known in pricing))
+    np.asarray(prices, ARRAYS["prices"]).tofile(folder / "prices")
+    state, counts = rng.getstate(), {}
+    for kind in ("human", "synthetic"):
+        # Both follow directly on the prices: a catalogue offers one or the other.
+        rng.setstate(state)
+        [total] = work.execute("SELECT total(combinations) FROM goals WHERE kind = ?", (kind,)).fetchone()
+        if total > MAX_GOALS:
+            largest = "SELECT doc, max(combinations) FROM goals WHERE kind = ?"
+            worst, most = work.execute(largest, (kind,)).fetchone()
             raise CatalogueError(
-                f"a worker process ended with status {self.process.wait()} (out of memory?); the same command goes on "
-                "where it stopped"
-            ) from None
-        if isinstance(made, Exception):
-            raise made
-        return made
+                f"the options make {total:.0f} {kind} goals, more than {MAX_GOALS}; most come from product {worst} "
+                f"(from 0) with {most} combinations: leave it out, or build from fewer products"
+            )
+        work.executemany("INSERT INTO made.goals VALUES (?, ?, ?, ?, ?, ?)", _goals(work, kind, prices, rng))
+        # Four bytes a goal; a list would take some forty.
+        order = array("I", range(int(total)))
+        random.Random(SHUFFLE_SEED).shuffle(order)
+        np.asarray(order, ARRAYS[f"{kind}.order"]).tofile(folder / f"{kind}.order")
+        counts[f"{kind}_goals"] = len(order)
+    return counts
 
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.connection.close()
+
+def _goals(
+    work: sqlite3.Connection, kind: str, prices: array[float], rng: random.Random
+) -> Iterator[tuple[str, int, int, float, float, bytes]]:
+    """Rows of the goals of a kind."""
+    query = "SELECT doc, combinations, said FROM goals WHERE kind = ? ORDER BY rowid"
+    uses: Counter[str] = Counter()
+    for _, combinations, said in work.execute(query, (kind,)):
+        for attribute in json.loads(said)["instruction_attributes"]:
+            uses[str(attribute)] += combinations
+    first = 0
+    for doc, combinations, said in work.execute(query, (kind,)):
+        cap, _ = draw_cap(prices[doc], rng)
+        if combinations:
+            attributes = json.loads(said)["instruction_attributes"]
+            weight = sum(1.0 / uses[str(attribute)] for attribute in attributes) / len(attributes)
+            yield kind, first, doc, cap, weight, said
+            first += combinations
 
 
-def serve(end: int) -> None:
-    """Answer the tasks that come through a connection, until its other end is closed."""
-    with suppress(EOFError, OSError, KeyboardInterrupt), Connection(end) as connection:
-        while True:
-            task = connection.recv()
-            try:
-                connection.send(make_segment(task))
-            except Exception as error:
-                connection.send(error)
+def _write_postings(
+    work: sqlite3.Connection, folder: Path, factors: NDArray[np.float32], report: Report
+) -> Iterator[tuple[bytes, int, int, float]]:
+    """Write documents and saturations (``1 + count * factor of the document``) of all terms; rows of the terms."""
+    # One cursor for each segment, whose terms are in order: nothing has to be sorted.
+    in_segment = "SELECT term, segment, pairs FROM postings WHERE segment = ? ORDER BY term"
+    segments = work.execute("SELECT DISTINCT segment FROM postings ORDER BY segment").fetchall()
+    rows = heapq.merge(*(work.execute(in_segment, segment) for segment in segments))
+    [num_bytes] = work.execute("SELECT total(length(pairs)) FROM postings").fetchone()
+    start = 0
+    with (folder / "postings.docs").open("wb") as docs_file, (folder / "postings.saturations").open("wb") as saturated:
+        for number, (term, same) in enumerate(groupby(rows, key=itemgetter(0))):
+            if number % _REPORTED_TERMS == 0:
+                report("postings", start * 8 / num_bytes)
+            docs, counts = np.frombuffer(b"".join(map(itemgetter(2), same)), np.uint32).reshape(-1, 2).T
+            saturations = np.float32(1) + counts.astype(np.float32) * factors[docs]
+            docs_file.write(docs.astype("<u4").tobytes())
+            saturated.write(saturations.astype("<f4").tobytes())
+            yield term, start, start + len(docs), float(saturations.max())
+            start += len(docs)
