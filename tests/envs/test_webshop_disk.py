@@ -170,7 +170,7 @@ def test_recorded_reference(shared_dir: Path, tmp_path: Path) -> None:
         )
         assert goal.options == expected["goal_options"]
         assert goal.weight == pytest.approx(expected["weight"], rel=1e-12)
-    assert len(catalogue.human_goals) == 13
+    assert len(catalogue.goals(human=True)) == 13
     products = [catalogue.store[doc] for doc in range(1000)]
     memory = MemoryIndex.build(map(document_text, products), [product.asin for product in products])
     for search in json.loads(gzip.decompress((folder / "search.json.gz").read_bytes()))["searches"]:
