@@ -14,7 +14,6 @@ from envs.webshop.env import WebShopEnv, set_generator
 from envs.webshop.goals import SPLITS, chosen_goal
 from envs.webshop.mini_catalogue import COLOURS, KINDS, NUM_GOALS, SIZES, mini_catalogue, mini_words
 from envs.webshop.pages import Page
-from envs.webshop.types import Product
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError
 from roll_envs.parsing import ActionFormat, make_action_format
@@ -148,32 +147,51 @@ class WebShopMiniEnv(TextEnv):
         return f"want {goal.title} {' '.join(goal.options.values())} below {goal.price_upper:.0f}"
 
     def oracle(self) -> list[str] | None:
-        """Answers that buy the goal's product from here; ``None`` when too few turns are left."""
-        page, goal = self.shop.page, self.shop.goal
-        assert isinstance(goal.options, Mapping)
-        store = self.shop.catalogue.store
-        doc = store.find(goal.asin)
-        assert doc is not None
-        wanted = store[doc]
-        way: list[str] = []
-        if page.product is None or page.product.asin != wanted.asin:
-            way = self._way_to(page, wanted, doc)
-        chosen = page.chosen if not way else {}
-        way += [f"click[{value}]" for name, value in goal.options.items() if chosen.get(name) != value]
-        way.append("click[buy]")
-        left = self.max_turns - int(self.shop.snapshot()["turns"])
-        if page.kind == "done" or len(way) > left:
-            return None
-        return [self.action_format.format([ACTIONS.index(action)]) for action in way]
+        """Answers that buy the goal's product from here; ``None`` when too few turns are left.
 
-    def _way_to(self, page: Page, wanted: Product, doc: int) -> list[str]:
-        found = self.shop.catalogue.search(wanted.query)
-        number, row = divmod(found.index(doc), PAGE_SIZE)
-        if page.query == wanted.query and page.kind in ("results", "item"):
-            turns = number + 1 - page.page_number
-            leave = ["click[back]"] if page.kind == "item" else []
-            return [*leave, *["click[next]" if turns > 0 else "click[back]"] * abs(turns), ROWS[row]]
-        return [f"search[{wanted.query}]", *["click[next]"] * number, ROWS[row]]
+        It shops by what the pages show: what has the title and a price within the limit is opened in the order of the
+        rows until it comes to the product that is offered as wanted. Where turns are too few for that, or this page is
+        behind that product, it goes there at once.
+        """
+        left = self.max_turns - int(self.shop.snapshot()["turns"])
+        ways = () if self.shop.page.kind == "done" else (self._way(looking=True), self._way(looking=False))
+        way = next((way for way in ways if len(way) <= left), None)
+        return None if way is None else [self.action_format.format([ACTIONS.index(action)]) for action in way]
+
+    def _way(self, *, looking: bool) -> list[str]:
+        """Actions that buy the goal's product; ``looking`` opens what may be it on the way there."""
+        page, goal, store = self.shop.page, self.shop.goal, self.shop.catalogue.store
+        assert isinstance(goal.options, Mapping)
+        wanted = store.find(goal.asin)
+        assert wanted is not None
+        kind, here = store[wanted].query, page.product is not None and page.product.asin == goal.asin
+        if here:
+            chosen = page.chosen
+            return [*(f"click[{v}]" for name, v in goal.options.items() if chosen.get(name) != v), "click[buy]"]
+        way: list[str] = []
+        found = self.shop.catalogue.search(kind)
+        target, number = divmod(found.index(wanted), PAGE_SIZE)[0] + 1, 1
+        if page.query == kind and page.kind in ("results", "item"):
+            way += ["click[back]"] if page.kind == "item" else []
+            number = page.page_number
+        else:
+            way.append(f"search[{kind}]")
+        if target < number:
+            way += ["click[back]"] * (number - target)
+            number = target
+        for place, doc in enumerate(found):
+            on, row = place // PAGE_SIZE + 1, ROWS[place % PAGE_SIZE]
+            if on < number or on > target:
+                continue
+            way += ["click[next]"] * (on - number)
+            number = on
+            if doc == wanted:
+                break
+            product = store[doc]
+            fits = product.title == goal.title and store.price(doc) <= goal.price_upper
+            if looking and fits and product.asin not in page.seen:
+                way += [row, "click[back]"]
+        return [*way, row, *(f"click[{value}]" for value in goal.options.values()), "click[buy]"]
 
     def snapshot(self) -> Mapping[str, Any]:
         """That of the shop, with the number of its goal and this environment's generator."""
