@@ -145,6 +145,7 @@ def measure(options: argparse.Namespace, name: str, shape: Shape) -> str:
     count = sum(p.numel() for p in network.parameters()) / 1e6
     speed = options.rows * options.tokens / seconds
     share = f"{100 * work / options.peak_tflops:.1f}%" if options.peak_tflops else "peak not known"
+    name += ", compiled" if options.compile else ""
     return f"| {name} | {count:.0f} M | {speed:.0f} | {work:.3g} | {share} | {peak} |"
 
 
