@@ -107,6 +107,8 @@ def test_who_sits_where_and_what_it_takes() -> None:
 def test_what_is_not_there_or_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"critic\.backend: .*'fsdp3'.*did you mean 'fsdp2'"):
         config_of("critic: {backend: fsdp3}\n")
+    with pytest.raises(ConfigError, match=r"critic\.backend is 'megatron', which does not stand .*learner\.backend to"):
+        config_of("learner: {backend: fsdp2}\ncritic: {backend: megatron}\n")
     with pytest.raises(ConfigError, match=r"reference\.backend is 'fsdp2', whose networks do not leave the device"):
         config_of("learner: {offload: between_steps}\nreference: {backend: fsdp2}\n")
     found = importlib.util.find_spec
@@ -140,7 +142,6 @@ CASES = [
     pytest.param("torch", "deepspeed", "deepspeed", marks=pytest.mark.cluster, id="in deepspeed"),
     pytest.param("deepspeed", "fsdp2", "torch", marks=pytest.mark.cluster, id="beside deepspeed"),
     pytest.param("megatron", "torch", "fsdp2", marks=pytest.mark.megatron, id="beside megatron"),
-    pytest.param("fsdp2", "megatron", "megatron", marks=pytest.mark.megatron, id="in megatron"),
 ]
 
 
