@@ -185,10 +185,11 @@ def measure(path: Path) -> dict[str, Any]:
     imported = time.perf_counter()
     catalogue = open_index(path)
     opened = time.perf_counter()
-    goals, store, index = catalogue.synthetic_goals, catalogue.store, catalogue.index
+    goals, by_people = catalogue.goals(human=False), catalogue.goals(human=True)
+    store, index = catalogue.store, catalogue.index
     rng = random.Random(3)
     drawn = [goals[rng.randrange(len(goals))] for _ in range(SEARCHES)]
-    human = [catalogue.human_goals[rng.randrange(len(catalogue.human_goals))] for _ in range(SEARCHES)]
+    human = [by_people[rng.randrange(len(by_people))] for _ in range(SEARCHES)]
     queries = {
         "instructions made from products": [goal.instruction for goal in drawn],
         "instructions in the words of people": [goal.instruction for goal in human],

@@ -9,19 +9,17 @@ from __future__ import annotations
 import heapq
 import json
 import math
-import os
 import random
 import signal
 import sqlite3
-import threading
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from itertools import groupby
-from multiprocessing import get_context, parent_process
-from multiprocessing.process import BaseProcess
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +32,7 @@ from envs.webshop.disk.format import ARRAYS, DATABASE, CatalogueError, dump_json
 from envs.webshop.goals import SHUFFLE_SEED, draw_cap, draw_price
 from envs.webshop.original import join
 from envs.webshop.search import document_text, encode_length, length_factors, listed_under
+from roll_envs.errors import RollError
 
 Report = Callable[[str, float], None]
 """Hears the stage and how far it is."""
@@ -116,35 +115,55 @@ def make_segment(found: Sequence[Found]) -> Segment:
 
 
 def make_segments(tasks: Iterator[Sequence[Found]], workers: int) -> Iterator[Segment]:
-    """Segments in the order of their tasks, made by worker processes.
+    """Segments in the order of their tasks, made by worker processes in turn.
 
     Raises what a worker raised, and :class:`CatalogueError` when one died.
     """
-    # Not forked, since this process may have threads.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin_worker)
-    made: deque[Future[Segment]] = deque()
+    # Not forked, since this process may have threads; a pipe each, whose end tells that its worker is dead: through the
+    # one pipe of a pool's results a worker that is killed while it writes leaves the others and the reader waiting.
+    spawn, workers_of = get_context("spawn"), list[SpawnProcess]()
+    asked: deque[Connection] = deque()
     try:
         for task in tasks:
-            made.append(pool.submit(make_segment, task))
-            if len(made) > workers:
-                yield made.popleft().result()
-        while made:
-            yield made.popleft().result()
-    except BrokenProcessPool as error:
-        raise CatalogueError(f"{error} (out of memory?); the same command goes on where it stopped") from None
+            if len(asked) < workers:
+                connection, end = spawn.Pipe()
+                workers_of.append(spawn.Process(target=_make_segments_of, args=(end,), daemon=True))
+                workers_of[-1].start()
+                end.close()
+            else:
+                connection = asked.popleft()
+                yield _made(connection)
+            with suppress(BrokenPipeError):  # of one that died, which is told in its turn
+                connection.send(task)
+            asked.append(connection)
+        yield from map(_made, asked)
     finally:
-        pool.shutdown(cancel_futures=True)
+        for worker in workers_of:
+            worker.kill()
+            worker.join()
 
 
-def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, and end with it, however it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+def _made(connection: Connection) -> Segment:
+    try:
+        found: Segment | RollError = connection.recv()
+    except (EOFError, OSError):
+        problem = "a worker process was terminated abruptly (out of memory?); the same command goes on where it stopped"
+        raise CatalogueError(problem) from None
+    if isinstance(found, RollError):
+        raise found
+    return found
 
 
-def _end_with(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
+def _make_segments_of(connection: Connection) -> None:
+    """What a worker does, until its parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            try:
+                made: Segment | RollError = make_segment(connection.recv())
+            except RollError as error:
+                made = error
+            connection.send(made)
 
 
 def merge_segments(work: sqlite3.Connection, folder: Path, seed: int, report: Report) -> dict[str, int]:
