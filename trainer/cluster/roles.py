@@ -2,25 +2,25 @@
 
 A learner of that backend is made of the policy's weights, asked for the role, and dropped; no step is ever taken with
 it. It is made by all ranks together, from a stream of which a few weights are whole at a time.
+
+Torch is imported by what makes networks, so that a run is checked without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, TypeAlias
-
-import torch
-from transformers import AutoModelForCausalLM
-from transformers.initialization import no_init_weights
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from trainer.cluster.seats import learner_device
 from trainer.config import LearnerConfig, LossConfig, OptimizerConfig, RunConfig
 from trainer.config.parts import BACKENDS, part_settings
 from trainer.learner import BackendPart, ComputeSettings, Learner, make_learner
-from trainer.learner.gradients import Ranks
-from trainer.model.forward import load_weights
-from trainer.model.network import LanguageModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.learner.gradients import Ranks
 
 RoleName: TypeAlias = Literal["reference", "critic"]
 
@@ -41,6 +41,9 @@ def role_host(
 ) -> Learner:
     """The learner whose ``reference`` or ``critic`` is that of the run: ``policy``, or one of another backend with its
     weights, for a network of Hugging Face configuration ``model_config``. All ``ranks`` call this together."""
+    from trainer.model.forward import load_weights
+    from trainer.model.network import LanguageModel
+
     section = role_section(config, name)
     if section.backend == config.learner.backend:
         return policy
@@ -75,6 +78,9 @@ def check_role_backends(config: RunConfig) -> None:
 
 def network_of(model_config: Any, *, empty: bool) -> Any:
     """A network whose weights are yet to be loaded, in float32; ``empty`` ones have no memory (the meta device)."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
     with no_init_weights(), _without_memory() if empty else nullcontext():
         network = AutoModelForCausalLM.from_config(model_config, attn_implementation="sdpa").float()
     network.tie_weights()  # which waits for first weights otherwise
@@ -85,6 +91,8 @@ def network_of(model_config: Any, *, empty: bool) -> Any:
 def _without_memory() -> Iterator[None]:
     """Weights of modules that are made here are on the meta device; buffers, such as angles of positions, have their
     numbers."""
+    import torch
+
     register = torch.nn.Module.register_parameter
 
     def registered(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:

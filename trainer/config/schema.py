@@ -517,17 +517,19 @@ class RunConfig(Section):
         problems = []
         offloads = getattr(self.learner, "offload", "never") == "between_steps"  # a setting that some backends have
         for name, backend in roles.items():
+            if backend == self.learner.backend:
+                continue
             try:
                 part: Any = BACKENDS.find(backend)
             except RollError as error:
                 problems.append(f"{name}.backend: {error}")
                 continue
-            if backend != self.learner.backend and not part.beside:
+            if not part.beside:
                 problems.append(
                     f"{name}.backend is {backend!r}, which does not stand beside a policy of another backend; choose "
                     f"another one, or set learner.backend to {backend!r}"
                 )
-            if offloads and backend != self.learner.backend:
+            if offloads:
                 problems.append(
                     f"{name}.backend is {backend!r}, whose networks do not leave the device with learner.offload "
                     "'between_steps'; leave one of the two out"
