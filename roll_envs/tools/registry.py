@@ -7,7 +7,7 @@ them (a server of tools has many). Nothing is imported before a tool of that nam
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roll_envs.errors import ConfigError, PluginError
@@ -15,14 +15,24 @@ from roll_envs.registry import MakerRegistry
 from roll_envs.tools.arguments import check_schema
 from roll_envs.tools.types import Tool
 
+MakeTools = Callable[..., Tool | Sequence[Tool]]
+
 TOOLS: MakerRegistry[Tool | Sequence[Tool]] = MakerRegistry("tool", "roll_envs.tools")
 
 _NAME = re.compile(r"[A-Za-z_][\w.:-]{0,63}")
 
-register_tool = TOOLS.register
-"""Register a tool in this process, for tests, notebooks and programs that are no package: a name, and what makes it."""
-tool_names = TOOLS.names
-"""Every name that :func:`make_tools` knows, in order."""
+
+def register_tool(name: str, make: MakeTools, *, replace: bool = False) -> None:
+    """Register a tool in this process: for tests, notebooks and programs that are no package.
+
+    Raises :class:`ConfigError` for a malformed name, or one that is taken unless ``replace``.
+    """
+    TOOLS.register(name, make, replace=replace)
+
+
+def tool_names() -> tuple[str, ...]:
+    """Every name that :func:`make_tools` knows, in order."""
+    return TOOLS.names()
 
 
 def make_tools(tool: str | Mapping[str, Any] | Tool) -> tuple[Tool, ...]:

@@ -6,7 +6,7 @@ its settings as keyword arguments and gives a verifier. Nothing is imported befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from roll_envs.errors import ConfigError, PluginError
@@ -40,10 +40,18 @@ BUILT_IN: dict[str, str] = {
 
 VERIFIERS: MakerRegistry[Verifier] = MakerRegistry("verifier", "roll_envs.verifiers", built_in=BUILT_IN)
 
-register_verifier = VERIFIERS.register
-"""Register a verifier in this process: a name, and what makes one with its settings as keyword arguments."""
-verifier_names = VERIFIERS.names
-"""Every known name, in order; imports nothing."""
+
+def register_verifier(name: str, make: Callable[..., Verifier], *, replace: bool = False) -> None:
+    """Register a verifier in this process; ``make(**settings)`` gives one.
+
+    Raises :class:`ConfigError` for a name that is taken unless ``replace``.
+    """
+    VERIFIERS.register(name, make, replace=replace)
+
+
+def verifier_names() -> tuple[str, ...]:
+    """Every known name, in order; imports nothing."""
+    return VERIFIERS.names()
 
 
 def make_verifier(name: str, **settings: Any) -> Verifier:
