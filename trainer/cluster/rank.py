@@ -28,8 +28,8 @@ from roll_envs.errors import ConfigError, RollError
 from trainer.cluster import rank_weights
 from trainer.cluster.frames import Answer, Call, Failure, Item, Stream, Where, packed, unpacked
 from trainer.cluster.ranked import make_phase_learner, releases
-from trainer.cluster.roles import RoleName, check_role_backends, network_of, role_host
-from trainer.config import CriticConfig, RunConfig
+from trainer.cluster.roles import check_role_backends, network_of, role_host
+from trainer.config import CriticConfig, RoleName, RunConfig
 from trainer.config.load import parse_config
 from trainer.config.parts import BACKENDS, part_settings
 from trainer.engines.buckets import Delivery, Word

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from trainer.cluster.seats import learner_device
-from trainer.config import LearnerConfig, LossConfig, OptimizerConfig, RunConfig
+from trainer.config import ROLES, LearnerConfig, LossConfig, OptimizerConfig, RoleName, RunConfig
 from trainer.config.parts import BACKENDS, part_settings
 from trainer.learner import BackendPart, ComputeSettings, Learner, make_learner
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import torch
 
     from trainer.learner.gradients import Ranks
-
-RoleName: TypeAlias = Literal["reference", "critic"]
 
 
 def role_section(config: RunConfig, name: RoleName) -> LearnerConfig:
@@ -70,8 +68,7 @@ def role_host(
 
 def check_role_backends(config: RunConfig) -> None:
     """Raise :class:`~roll_envs.errors.MissingExtraError` where a role's backend lacks its package."""
-    roles: tuple[RoleName, ...] = ("reference", "critic")
-    for name in roles:
+    for name in ROLES:
         backend = config.backend_of(name)
         BACKENDS.find(backend).check_package(f"{name}.backend", backend)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 
@@ -14,6 +14,9 @@ from trainer.config.algorithm import Count, Positive, Seconds, Section
 
 Numbers = tuple[Count, ...]
 """Of GPUs or processors, from 0, in the order in which they are given out."""
+RoleName = Literal["reference", "critic"]
+"""Networks beside the policy, which may have devices and a backend of their own."""
+ROLES: tuple[RoleName, ...] = get_args(RoleName)
 
 
 class _Placed(Section):
@@ -131,9 +134,9 @@ class PlacementConfig(Section):
 
 
 def placement_problems(
-    cluster: str, placement: PlacementConfig, *, manager: str, backends: Mapping[str, str]
+    cluster: str, placement: PlacementConfig, *, manager: str, backends: Mapping[RoleName, str]
 ) -> list[str]:
-    """What of ``placement`` would have no effect, for people. ``backends`` are those of reference and critic."""
+    """What of ``placement`` would have no effect, for people. ``backends`` are those of the roles."""
     learner, default = placement.learner, LearnerPlacement()
     problems = []
     if cluster == "local":
@@ -156,7 +159,7 @@ def placement_problems(
             "placement.sandboxes.cpus is set, but sandboxes of rollout.manager 'ray' are on the cluster's machines; "
             "leave it out"
         )
-    for name in ("reference", "critic"):
+    for name in ROLES:
         device: Any = getattr(placement, name).device
         if device is not None and backends[name] != "torch":
             problems.append(

@@ -39,10 +39,11 @@ from trainer.config.environments import (
 )
 from trainer.config.judges import JudgeConfig, JudgeName
 from trainer.config.parts import BACKENDS, OPTIMIZERS
-from trainer.config.placement import LearnerPlacement, PlacementConfig, placement_problems
+from trainer.config.placement import ROLES, LearnerPlacement, PlacementConfig, RoleName, placement_problems
 
 __all__ = [
     "FORMAT",
+    "ROLES",
     "AdvantageConfig",
     "CheckpointConfig",
     "ContextConfig",
@@ -66,6 +67,7 @@ __all__ = [
     "RayConfig",
     "ReferenceConfig",
     "RewardConfig",
+    "RoleName",
     "RolloutConfig",
     "RunConfig",
     "SamplingConfig",
@@ -491,7 +493,7 @@ class RunConfig(Section):
                 OPTIMIZERS.find(self.warm_start.optimizer)
             except RollError as error:
                 problems.append(f"warm_start.optimizer: {error}")
-        roles = {name: self.backend_of(name) for name in ("reference", "critic")}
+        roles = {name: self.backend_of(name) for name in ROLES}
         problems += placement_problems(self.cluster, self.placement, manager=self.rollout.manager, backends=roles)
         problems += self._problems_of_roles(roles)
         if self.cluster == self.rollout.manager == "ray" and self.placement.address != self.rollout.ray.address:
@@ -509,11 +511,11 @@ class RunConfig(Section):
         name = self.warm_start.optimizer
         return self.optimizer if name is None else self.optimizer.model_copy(update={"name": name})
 
-    def backend_of(self, role: Literal["reference", "critic"]) -> str:
+    def backend_of(self, role: RoleName) -> str:
         """The learner backend that the reference or the critic is in."""
         return getattr(self, role).backend or self.learner.backend
 
-    def _problems_of_roles(self, roles: Mapping[str, str]) -> list[str]:
+    def _problems_of_roles(self, roles: Mapping[RoleName, str]) -> list[str]:
         problems = []
         offloads = getattr(self.learner, "offload", "never") == "between_steps"  # a setting that some backends have
         for name, backend in roles.items():

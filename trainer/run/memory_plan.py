@@ -21,9 +21,9 @@ import torch
 from transformers import AutoConfig
 
 from roll_envs.errors import ConfigError
-from trainer.cluster.roles import RoleName, role_section
+from trainer.cluster.roles import role_section
 from trainer.cluster.seats import leaves_devices, place, placed_engine, this_machine
-from trainer.config import AdvantageConfig, LossConfig, RunConfig
+from trainer.config import AdvantageConfig, LossConfig, RoleName, RunConfig
 from trainer.config.parts import BACKENDS, ENGINES, ESTIMATORS, part_settings
 from trainer.engines import HFSettings
 from trainer.engines.hf import DRAWN_AT_ONCE

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from trainer.cluster.roles import RoleName
 from trainer.cluster.seats import Placement, ranges
-from trainer.config import RunConfig
+from trainer.config import RoleName, RunConfig
 from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
 from trainer.engines.preflight import RemoteSettings
 

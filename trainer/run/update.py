@@ -19,9 +19,9 @@ from trainer.algorithms.losses.objective import Objective, StepTokens, make_obje
 from trainer.algorithms.shaping import AlgorithmState, apply_masks, shape_rewards, within_second_moment
 from trainer.cluster.learner_ranks import LearnerRanks, move_beside
 from trainer.cluster.ranked import RankedLearner, make_phase_learner
-from trainer.cluster.roles import RoleName, role_host
+from trainer.cluster.roles import role_host
 from trainer.cluster.seats import leaves_devices
-from trainer.config import CriticConfig, LearnerConfig, RunConfig
+from trainer.config import CriticConfig, LearnerConfig, RoleName, RunConfig
 from trainer.config.parts import ESTIMATORS
 from trainer.data.batches import Batch, denominators_of, make_batches, padding_share, scatter_back, split_minibatches
 from trainer.data.metrics import explained_variance, sequence_metrics, staleness_metrics, token_mismatch_metrics
