@@ -164,13 +164,13 @@ class WebShopMiniEnv(TextEnv):
         assert isinstance(goal.options, Mapping)
         wanted = store.find(goal.asin)
         assert wanted is not None
-        kind, here = store[wanted].query, page.product is not None and page.product.asin == goal.asin
-        if here:
+        kind = store[wanted].query
+        if page.product is not None and page.product.asin == goal.asin:
             chosen = page.chosen
             return [*(f"click[{v}]" for name, v in goal.options.items() if chosen.get(name) != v), "click[buy]"]
         way: list[str] = []
         found = self.shop.catalogue.search(kind)
-        target, number = divmod(found.index(wanted), PAGE_SIZE)[0] + 1, 1
+        target, number = found.index(wanted) // PAGE_SIZE + 1, 1
         if page.query == kind and page.kind in ("results", "item"):
             way += ["click[back]"] if page.kind == "item" else []
             number = page.page_number

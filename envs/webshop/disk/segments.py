@@ -121,14 +121,14 @@ def make_segments(tasks: Iterator[Sequence[Found]], workers: int) -> Iterator[Se
     """
     # Not forked, since this process may have threads; a pipe each, whose end tells that its worker is dead: through the
     # one pipe of a pool's results a worker that is killed while it writes leaves the others and the reader waiting.
-    spawn, workers_of = get_context("spawn"), list[SpawnProcess]()
+    spawn, processes = get_context("spawn"), list[SpawnProcess]()
     asked: deque[Connection] = deque()
     try:
         for task in tasks:
             if len(asked) < workers:
                 connection, end = spawn.Pipe()
-                workers_of.append(spawn.Process(target=_make_segments_of, args=(end,), daemon=True))
-                workers_of[-1].start()
+                processes.append(spawn.Process(target=_work, args=(end,), daemon=True))
+                processes[-1].start()
                 end.close()
             else:
                 connection = asked.popleft()
@@ -138,9 +138,9 @@ def make_segments(tasks: Iterator[Sequence[Found]], workers: int) -> Iterator[Se
             asked.append(connection)
         yield from map(_made, asked)
     finally:
-        for worker in workers_of:
-            worker.kill()
-            worker.join()
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def _made(connection: Connection) -> Segment:
@@ -154,8 +154,8 @@ def _made(connection: Connection) -> Segment:
     return found
 
 
-def _make_segments_of(connection: Connection) -> None:
-    """What a worker does, until its parent ends."""
+def _work(connection: Connection) -> None:
+    """Make segments of what comes, until the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     with suppress(EOFError, BrokenPipeError):
         while True:
