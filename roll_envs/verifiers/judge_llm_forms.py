@@ -122,7 +122,8 @@ def rubric_form(criteria: Mapping[str, Any], scale: Sequence[int]) -> Form:
     low, high = numbers
     weights: dict[str, float] = {}
     lines = []
-    for name, given in criteria.items():
+    for key, given in criteria.items():
+        name = str(key)
         about = {"description": given} if isinstance(given, str) else given
         if not isinstance(about, Mapping) or not isinstance(about.get("description"), str):
             raise ConfigError(f"criterion {name!r} needs a description, not {given!r}")

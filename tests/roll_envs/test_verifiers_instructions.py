@@ -458,6 +458,12 @@ def test_rows_that_cannot_be_checked_are_failures(reference: Any, reason: str) -
         assert reason in verdict.reason
 
 
+def test_a_long_argument_is_told_in_part() -> None:
+    verdict = InstructionsVerifier()("text", row(("keywords:existence", {"keywords": "sun" * 1000})))
+    assert isinstance(verdict, Failed)
+    assert len(verdict.reason) < 300
+
+
 def test_wrong_options_are_told() -> None:
     for options in ({"mode": "lose"}, {"value": "any"}, {"max_chars": 0}):
         with pytest.raises(ConfigError):

@@ -302,6 +302,10 @@ def test_no_key_is_sent_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         assert [headers.get("Authorization") for headers in server.headers] == [None, "Bearer secret-0"]
 
 
+def test_numbers_may_name_criteria() -> None:
+    assert read_reply(rubric_form({1: "x"}, (1, 5)), '{"scores": {"1": 5}}') is not None  # type: ignore[dict-item]
+
+
 def test_rubrics_and_pairs_are_read_strictly() -> None:
     form = rubric_form({"a": "x", "b": "y"}, (1, 5))
     good = read_reply(form, '{"scores": {"a": 5, "b": 1}}')

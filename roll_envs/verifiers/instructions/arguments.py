@@ -45,7 +45,7 @@ def read_arguments(name: str, kind: Kind, given: Mapping[str, Any]) -> Check:
         arguments = dict(model.model_validate(given))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        said = f"{first['msg']}, not {first['input']!r}" if first["type"] != "missing" else "it is missing"
+        said = f"{first['msg']}, not {repr(first['input'])[:100]}" if first["type"] != "missing" else "it is missing"
         raise ConfigError(f"{name}: argument {first['loc'][0]!r}: {said}") from None
     check: Check = kind(**arguments) if isinstance(kind, type) else functools.partial(kind, **arguments)
     return check
