@@ -73,7 +73,7 @@ test-vllm: .venv/dev.stamp .venv-vllm/stamp ## the tests of the vLLM engine, on 
 	$(PYTEST) -m vllm $(ARGS)
 
 test-megatron: .venv/dev.stamp .venv-megatron/stamp ## the tests of the Megatron-Core backend, on a real one
-	$(subst .venv/,.venv-megatron/,$(PYTEST)) -m megatron tests/trainer/test_megatron.py tests/trainer/test_ranks_backends.py tests/trainer/test_ranks_memory.py tests/trainer/test_roles.py tests/trainer/test_twins.py $(ARGS)
+	$(subst .venv/,.venv-megatron/,$(PYTEST)) -m megatron tests/trainer/test_megatron.py tests/trainer/test_backend_switch.py tests/trainer/test_export.py tests/trainer/test_ranks_backends.py tests/trainer/test_ranks_memory.py tests/trainer/test_roles.py tests/trainer/test_twins.py $(ARGS)
 
 test-trackers: .venv-trackers/stamp ## the tests of experiment trackers, on real ones without their servers
 	$(subst .venv/,.venv-trackers/,$(PYTEST)) tests/trainer/test_trackers.py $(ARGS)
