@@ -1,5 +1,8 @@
-"""``roll-train FILE --dry-run`` and ``roll-train plan FILE`` for each configuration of the repository, on a machine as it
-names one: its GPUs are pretended, the shape of its model is the real one, and no weight is there."""
+"""``roll-train FILE --dry-run`` and ``plan FILE`` of the files of ``configs``, on machines as they name them.
+
+Its GPUs are pretended, the shape of its model is the real one, and no weight is there. Files for SmolLM2 are run by
+``tests/examples/test_smollm2.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 import torch
 from test_gpu_configs import stated
 from test_plan import SEVEN, THIRTY
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
+from transformers import PreTrainedConfig, Qwen2Config
 
 import roll_envs
 from trainer.cli import main
@@ -21,7 +24,8 @@ from trainer.model.network import build_tokenizer, words_of
 from trainer.run.memory_plan import GIB
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-NAMES = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml"))
+FILES = sorted(path for path in CONFIGS.rglob("*.yaml") if "smollm2" not in path.stem)
+NAMES = [str(path.relative_to(CONFIGS).with_suffix("")) for path in FILES]
 TOO_LARGE = "webshop_7b"
 """In float32 with the built-in engine, for a machine of more than 8 x 80 GB; its head says so."""
 SHAPES: dict[str, PreTrainedConfig] = {
@@ -35,10 +39,6 @@ SHAPES: dict[str, PreTrainedConfig] = {
     ),
     "7b": SEVEN,
     "30b": THIRTY,
-    "smollm2": LlamaConfig(
-        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
-        vocab_size=49_152, max_position_embeddings=8192, tie_word_embeddings=True,
-    ),
 }  # fmt: skip
 
 
