@@ -8,6 +8,7 @@ Torch is imported by what makes networks, so that a run is checked without it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,8 @@ def network_of(model_config: Any, *, empty: bool) -> Any:
     from transformers.initialization import no_init_weights
 
     with no_init_weights(), _without_memory() if empty else nullcontext():
-        network = AutoModelForCausalLM.from_config(model_config, attn_implementation="sdpa").float()
+        own = copy.deepcopy(model_config)  # the attention of a network is written into its configuration
+        network = AutoModelForCausalLM.from_config(own, attn_implementation="sdpa").float()
     network.tie_weights()  # which waits for first weights otherwise
     return network
 

@@ -522,15 +522,10 @@ class RunConfig(Section):
             if backend == self.learner.backend:
                 continue
             try:
-                part: Any = BACKENDS.find(backend)
+                BACKENDS.find(backend)
             except RollError as error:
                 problems.append(f"{name}.backend: {error}")
                 continue
-            if not part.beside:
-                problems.append(
-                    f"{name}.backend is {backend!r}, which does not stand beside a policy of another backend; choose "
-                    f"another one, or set learner.backend to {backend!r}"
-                )
             if offloads:
                 problems.append(
                     f"{name}.backend is {backend!r}, whose networks do not leave the device with learner.offload "

@@ -181,8 +181,6 @@ class BackendPart(Part):
     ``load_weights`` that takes them as a stream: then no rank holds the whole model, not at the start either."""
     cuts: bool = False
     """Whether its ranks step shares of a weight, as only optimisers can that step each number by itself."""
-    beside: bool = True
-    """Whether its reference and critic may stand beside a policy of another backend."""
 
     def problems(self, config: Any) -> list[str]:
         named = {"optimizer.name": config.optimizer.name, "warm_start.optimizer": config.warm_start.optimizer}

@@ -47,7 +47,5 @@ MEGATRON = BackendPart(
     shares=_shares,
     fills=lambda settings: True,
     cuts=True,
-    # With a reference or critic of it, a policy of torch or FSDP2 took steps that differed by some percent.
-    beside=False,
 )
 """Megatron-Core: matrices cut over ranks, layers in a pipeline, and replicas of both."""
