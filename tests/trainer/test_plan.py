@@ -114,20 +114,22 @@ def test_memory_follows_the_backend_and_its_ranks() -> None:
     assert learner("deepspeed", 8, learner__stage=3) == pytest.approx(alone / 8)
     assert alone / 8 < learner("deepspeed", 8, learner__stage=2) < learner("deepspeed", 8, learner__stage=1) < alone
     cut = learner("megatron", 8, learner__tensor_parallel=2, learner__pipeline_parallel=2)
-    # Float32 copies and moments, two thirds of it, are divided over replicas, too.
-    assert cut == pytest.approx(alone / 3 / 4 + alone * 2 / 3 / 8)
+    # The first stage has the embedding whole, with half of the layers. Replicas divide float32 copies and moments, two
+    # thirds of it.
+    head, whole = 151_936 * 896, planned().memory.parameters
+    stage = ((whole - head) / 2 + head) / whole
+    assert cut == pytest.approx(stage * (alone / 3 / 2 + alone * 2 / 3 / 4))
 
 
 def test_shares_have_no_whole_gradients_of_micro_batches() -> None:
     def apart(backend: str, **more: Any) -> float:
         plan = planned(**keys(learner__backend=backend, placement__learner__ranks=8, engine__replicas=8, **more))
-        (item,) = [i for i in plan.memory.items["cuda"] if i.what == "gradients of micro-batches"]
-        return item.bytes
+        return sum(i.bytes for i in plan.memory.items["cuda"] if i.what == "gradients of micro-batches")
 
     whole = apart("torch")
     assert whole == 2 * planned().memory.parameters
     assert apart("fsdp2") == apart("deepspeed", learner__stage=3) == pytest.approx(whole / 8)
-    assert apart("deepspeed", learner__stage=2) == whole
+    assert apart("deepspeed", learner__stage=2) == 0, "they are in the bucket"
 
 
 def test_only_ranks_that_are_given_whole_weights_load_them() -> None:

@@ -156,6 +156,14 @@ class Shares:
     """Tokens of a micro-batch that are run at once."""
     gathers: bool = True
     """Whether a rank that holds a share of the weights puts those of a layer together to run it."""
+    stages: int = 1
+    """Of a pipeline: the first and the last have the embedding and the head whole, or their shares of matrices."""
+    flat: bool = False
+    """Whether the optimiser steps flat float32 copies of weights and gradients, where those are in float32 too."""
+    bucket: int = 0
+    """Numbers at most of a buffer in which gradients are summed over the ranks; 0: none that counts."""
+    keeps_gradients: bool = True
+    """Whether gradients, and their bucket, in float32, stay between steps; else each backward pass makes its own."""
 
 
 def _everything(settings: Any, ranks: int) -> Shares:
@@ -293,6 +301,10 @@ TORCH = BackendPart(settings=TorchSettings, make=_make_torch)
 """Plain PyTorch on one device. Declared here because looking a part up must not load torch."""
 
 
+ZERO_BUCKET = 500_000_000
+"""Numbers of a bucket of gradients at most; DeepSpeed's default."""
+
+
 class DeepSpeedSettings(ComputeSettings):
     """Settings of the DeepSpeed backend. ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054."""
 
@@ -328,6 +340,9 @@ def _shares_of_zero(settings: DeepSpeedSettings, ranks: int) -> Shares:
         weights=1 / ranks if settings.stage == 3 else 1.0,
         gradients=1 / ranks if settings.stage >= 2 else 1.0,
         optimizer=1 / ranks,
+        flat=True,
+        bucket=ZERO_BUCKET,
+        keeps_gradients=settings.stage == 3,
     )
 
 

@@ -37,7 +37,14 @@ def _make_megatron(model: LanguageModel, **arguments: Any) -> Learner:
 
 def _shares(settings: MegatronSettings, ranks: int) -> Shares:
     cut = 1 / (settings.tensor_parallel * settings.pipeline_parallel)
-    return Shares(weights=cut, gradients=cut, optimizer=1 / ranks, tokens=1 / settings.context_parallel, gathers=False)
+    return Shares(
+        weights=cut,
+        gradients=cut,
+        optimizer=1 / ranks,
+        tokens=1 / settings.context_parallel,
+        gathers=False,
+        stages=settings.pipeline_parallel,
+    )
 
 
 MEGATRON = BackendPart(

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import HashStore
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.config import OptimizerConfig
 from trainer.data.batches import Batch
-from trainer.learner import DeepSpeedSettings
+from trainer.learner import ZERO_BUCKET, DeepSpeedSettings
 from trainer.learner.gradients import Ranks
 from trainer.learner.optimizers import TrainedWeight, make_optimizers, trained_weights
 from trainer.learner.snapshot import Keep, kept
@@ -33,8 +33,6 @@ from trainer.learner.steps import skeleton_of
 from trainer.model.forward import fitting, load_weights
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_BUCKET_NUMBERS = 500_000_000
-"""Of a bucket of gradients at most; DeepSpeed's default."""
 
 
 class _VetoedAdamW(torch.optim.AdamW):
@@ -349,7 +347,7 @@ def _configuration(
         "stage": settings.stage,
         "param_persistence_threshold": settings.param_persistence_threshold,
         # Memory that it takes whatever the model's size: two gigabytes by default.
-        "reduce_bucket_size": max(1, min(_BUCKET_NUMBERS, numbers)),
+        "reduce_bucket_size": max(1, min(ZERO_BUCKET, numbers)),
         # It would replace torch.nn.functional.linear, for other models too.
         "memory_efficient_linear": False,
     }

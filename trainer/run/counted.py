@@ -40,6 +40,8 @@ class Counted:
     """Of it that which does not grow with tokens."""
     head: int
     """V x D; a count."""
+    outer: int
+    """Of the embedding and the head, which may be one; a count."""
     matrices: int
     """In the layers, which servers can quantise; a count."""
     width: int
@@ -120,7 +122,7 @@ def count(config: RunConfig, model: Any) -> Counted:
     few, many = (kept_for_backward(network, n * _COUNTED_TOKENS) for n in (1, 2))
     width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     head = plain.get_output_embeddings().weight
-    outside = {id(head), id(plain.get_input_embeddings().weight)}
+    outside = {id(p): p for p in (head, plain.get_input_embeddings().weight)}
     return Counted(
         numbers=sum(p.numel() for p in plain.parameters()),
         weights=sum(_storages([*plain.parameters(), *network.parameters()]).values()),
@@ -130,6 +132,7 @@ def count(config: RunConfig, model: Any) -> Counted:
         kept=(many - few) / _COUNTED_TOKENS,
         kept_once=max(0.0, 2 * few - many),
         head=head.numel(),
+        outer=sum(p.numel() for p in outside.values()),
         matrices=sum(p.numel() for p in plain.parameters() if p.dim() > 1 and id(p) not in outside),
         width=model.hidden_size,
         layers=model.num_hidden_layers,

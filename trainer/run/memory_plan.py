@@ -117,29 +117,37 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
     precise = () if half else ("learner.precision",)
     backend, ranks = BACKENDS.find(settings.backend), config.placement.learner.ranks
     own = part_settings(settings, backend)
-    held = backend.shares(own, ranks)
+    held = _on_first_stage(backend.shares(own, ranks), counted)
     streamed = ranks > 1 and backend.fills(own)  # into the shares of a network that begins without memory
     gathered, item = held.gathers and held.weights < 1, partial(Item, "learner")
     # Replicas add to gradients of their own, and so do weights in half precision, until a micro-batch is done.
     # Of weights that are held in shares a rank has no other gradients.
     apart = counted.trained * (2 if half else 4) * (threads if half or threads > 1 else 0) * held.weights
+    stepped = 4 * counted.trained * held.optimizer
+    bucket = min(held.bucket, counted.trained) * (2 if half and not held.keeps_gradients else 4)
+    if bucket and not held.keeps_gradients:  # those of a micro-batch are in it
+        apart = 0.0
+    kept = ALWAYS if held.keeps_gradients else BACKWARD
+    copied = held.flat or held.optimizer < held.gradients
     items = [
         item("weights", counted.weights * held.weights, keys=precise),
         item("weights of two layers, put together", 2 * counted.weights / counted.layers * gathered, BACKWARD),
-        item("float32 copies of weights", counted.masters * held.optimizer, keys=smaller),
-        item("gradients", 4 * counted.trained * held.gradients, keys=smaller),
+        item("float32 copies of weights", max(counted.masters * held.optimizer, stepped * held.flat), keys=smaller),
+        item("gradients", 4 * counted.trained * held.gradients, kept, smaller),
+        item("bucket of gradients", bucket, kept, smaller),
         item("optimiser state", counted.optimizer * held.optimizer, keys=smaller),
         item("gradients of micro-batches", apart, BACKWARD, (*smaller, *(("learner.threads",) if threads > 1 else ()))),
-        item("sums of the optimiser", 4 * counted.trained * held.optimizer, STEP, smaller),
+        item("gradients as the optimiser takes them", stepped * copied * (1 if kept == ALWAYS else 2), STEP, smaller),
+        item("sums of the optimiser", stepped, STEP, smaller),
     ]
     if config.reward.kl_coef or config.loss.kl_coef:
         moves = bool(config.reference.refresh_every) or config.backend_of("reference") != settings.backend
-        numbers = 0 if lora and not moves else counted.numbers * _shares_of(config, "reference").weights
+        numbers = 0 if lora and not moves else counted.numbers * _shares_of(config, "reference", counted).weights
         items.append(item("reference", numbers * (2 if half else 4), keys=(*precise, "loss.kl_coef", "reward.kl_coef")))
     if ESTIMATORS.find(config.advantage.name).needs_values:
         body = counted.numbers - counted.head
-        its = _shares_of(config, "critic")
-        size = 4 * body * (its.weights + its.gradients + 2 * its.optimizer)
+        its = _shares_of(config, "critic", counted)
+        size = 4 * body * (its.weights + its.gradients + (3 if its.flat else 2) * its.optimizer)
         items.append(item("critic: weights, gradients, optimiser, in float32", size, keys=("advantage.name",)))
     tokens = math.ceil(settings.tokens_per_microbatch * held.tokens)
     items += _microbatch(config, counted, tokens, threads)
@@ -148,11 +156,18 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
     return items
 
 
-def _shares_of(config: RunConfig, name: RoleName) -> Shares:
+def _shares_of(config: RunConfig, name: RoleName, counted: Counted) -> Shares:
     section = role_section(config, name)
     backend = BACKENDS.find(section.backend)
-    found: Shares = backend.shares(part_settings(section, backend), config.placement.learner.ranks)
-    return found
+    return _on_first_stage(backend.shares(part_settings(section, backend), config.placement.learner.ranks), counted)
+
+
+def _on_first_stage(even: Shares, counted: Counted) -> Shares:
+    """``even`` shares of all weights as the first stage of a pipeline has them, with the whole embedding."""
+    if even.stages == 1:
+        return even
+    more = (counted.numbers - counted.outer + even.stages * counted.head) / counted.numbers
+    return replace(even, **{name: more * getattr(even, name) for name in ("weights", "gradients", "optimizer")})
 
 
 def _microbatch(config: RunConfig, counted: Counted, tokens: int, threads: int) -> list[Item]:

@@ -1,0 +1,201 @@
+"""How far ``roll-train plan`` is from what a rank takes: two ranks of each backend that cuts something, over gloo.
+
+    .venv-megatron/bin/python benchmarks/memory_plan_ranks.py        # each case in two processes, a table at the end
+    .venv/bin/python benchmarks/memory_plan_ranks.py --cases fsdp2 zero3
+
+Measured as by ``memory_plan.py``: the most of a rank's resident set in a phase, less what was taken before the learner
+was made (libraries, and a tiny learner of the same backend); of the rank that takes more, in the second step. The C
+library writes into all that it gives out (MALLOC_PERTURB_), so that buffers count whole, as on a GPU, of which a CPU
+takes the used part alone. ``make test-cluster`` and ``make test-megatron`` install the backends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memory_plan import peak, taken
+
+RANKS = 2
+MIB = 2**20
+
+
+class Case(NamedTuple):
+    learner: str
+    """Keys of the section."""
+    tokens: int = 512
+    """Of a micro-batch."""
+
+
+CASES = {
+    "torch": Case("backend: torch, threads: 1"),
+    "fsdp2": Case("backend: fsdp2"),
+    "fsdp2-bfloat16": Case("backend: fsdp2, precision: bfloat16"),
+    "fsdp2-checkpointed": Case("backend: fsdp2, gradient_checkpointing: true", tokens=1024),
+    "fsdp2-context": Case("backend: fsdp2, context_parallel: 2", tokens=1024),
+    "zero1": Case("backend: deepspeed, stage: 1"),
+    "zero2": Case("backend: deepspeed, stage: 2"),
+    "zero2-bfloat16": Case("backend: deepspeed, stage: 2, precision: bfloat16"),
+    "zero3": Case("backend: deepspeed, stage: 3"),
+    "zero3-bfloat16": Case("backend: deepspeed, stage: 3, precision: bfloat16"),
+    "megatron-data": Case("backend: megatron"),
+    "megatron-tensor": Case("backend: megatron, tensor_parallel: 2"),
+    "megatron-pipeline": Case("backend: megatron, pipeline_parallel: 2"),
+    "megatron-tensor-bfloat16": Case("backend: megatron, tensor_parallel: 2, precision: bfloat16"),
+}
+TEXT = """
+format: 1
+name: memory
+steps: 1
+env: {{id: roll/FrozenLake-v0}}
+engine: {{name: scripted}}
+placement: {{learner: {{ranks: {ranks}}}}}
+learner: {{{learner}, pack_tokens: 512, logits_mib: 64, tokens_per_microbatch: {tokens}}}
+"""
+SHAPE = {
+    "vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8,
+    "num_attention_heads": 8, "num_key_value_heads": 4,
+}  # fmt: skip
+"""41 million parameters."""
+SMALL = {**SHAPE, "vocab_size": 128, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+
+
+def shape_of(values: dict[str, Any]) -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(**values, tie_word_embeddings=True, max_position_embeddings=4096)
+
+
+def stream(shape: Any) -> Iterator[tuple[str, Any]]:
+    """Weights, one at a time, as ranks are given them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from trainer.model.forward import weights_of
+
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(shape)
+    random = torch.Generator().manual_seed(0)
+    return ((name, torch.randn(w.shape, generator=random) * 0.02) for name, w in weights_of(network))
+
+
+def between(phase: Callable[[str], None]) -> None:
+    """Have ``phase`` called at the end of all backward passes of a step, and of the optimiser's."""
+    from trainer.learner import torch as plain
+    from trainer.learner import zero
+
+    def split(before: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **named: Any) -> Any:
+            phase("backward")
+            found = before(*arguments, **named)
+            phase("optimiser step")
+            return found
+
+        return step
+
+    plain.take_step = split(plain.take_step)
+    zero.ShardedModule.step = split(zero.ShardedModule.step)  # type: ignore[method-assign]
+    try:
+        from trainer.learner import megatron_learner as megatron
+    except ImportError:
+        return
+    megatron.ShardedAdamW.step = split(megatron.ShardedAdamW.step)  # type: ignore[method-assign]
+
+
+def measure(case: Case, rank: int, folder: Path) -> None:
+    """One rank: write the bytes of each phase into ``folder``."""
+    import numpy as np
+    import torch
+    from learner_mfu import make_rows
+    from torch import distributed
+
+    from trainer.cluster.rank import Rank
+    from trainer.cluster.ranked import cut, deal
+    from trainer.data.batches import denominators_of, make_batches
+    from trainer.data.table import tokens_of
+    from trainer.learner.gradients import Ranks
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    text = TEXT.format(ranks=RANKS, learner=case.learner, tokens=case.tokens)
+    before, peaks = 0.0, dict[str, float]()
+
+    def phase(name: str) -> None:
+        peaks[name] = peak("cpu") - before
+
+    between(phase)
+
+    def learn(shape: Any) -> None:
+        made = Rank(rank, RANKS)
+        made._ranks = Ranks(distributed.group.WORLD)
+        made.make(text, False, shape, 1, stream(shape))
+        # Four micro-batches for each rank, so that none is cut.
+        rows, advantages = make_rows(shape.vocab_size, rows=4 * RANKS * case.tokens // 256, tokens=256)
+        tokens = tokens_of(rows).with_columns(advantage=np.concatenate(advantages))
+        everything = range(len(rows))
+        batches = make_batches(rows, tokens, everything, pack_tokens=512, tokens_per_microbatch=case.tokens)
+        mine = [cut(batches[p.source], p) for p in deal(batches, RANKS).pieces[rank]]
+        whole = denominators_of(tokens, everything)
+        for share in (mine[:1], mine):  # the first step makes the optimiser's state
+            phase("always")
+            given = replace(whole, tokens=0, sequences=0) if rank else whole
+            made.step("learner", share, given, {"lr": 1e-6, "on_policy": True})
+            peaks["always"] = taken("cpu") - before
+
+    learn(shape_of(SMALL))
+    before = taken("cpu")
+    learn(shape_of(SHAPE))
+    (folder / f"{rank}.json").write_text(json.dumps(peaks))
+
+
+def planned(case: Case) -> dict[str, float]:
+    from trainer.config.load import parse_config
+    from trainer.run.memory_plan import make_plan
+
+    config = parse_config(TEXT.format(ranks=RANKS, learner=case.learner, tokens=case.tokens))
+    return make_plan(config, shape_of(SHAPE), devices=("cpu", "cpu"), here=1).phases("cpu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--rank", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        name, rank, folder = options.rank
+        measure(CASES[name], int(rank), Path(folder))
+        return
+    print("| Case | Phase | Planned MiB | Measured MiB | Plan over measured |\n| --- | --- | --- | --- | --- |")
+    environment = {
+        **os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_PERTURB_": "165",
+        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    for name in options.cases:
+        with tempfile.TemporaryDirectory() as folder:
+            logs = [Path(folder) / f"{rank}.log" for rank in range(RANKS)]
+            started = []
+            for rank, log in enumerate(logs):
+                command = [sys.executable, __file__, "--rank", name, str(rank), folder]
+                with log.open("wb") as file:
+                    started.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
+            failed = [process.wait() for process in started]
+            if any(failed):
+                raise SystemExit(f"{name} failed:\n" + "".join(log.read_text()[-2000:] for log in logs))
+            found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(RANKS)]
+        plan = planned(CASES[name])
+        for when in ("always", "backward", "optimiser step"):
+            most = max(each[when] for each in found)
+            more = 100 * (plan[when] / most - 1)
+            print(f"| {name} | {when} | {plan[when] / MIB:.0f} | {most / MIB:.0f} | {more:+.0f}% |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
