@@ -1,7 +1,8 @@
-"""Faults planted in backends and ranks: sums that are missing, shards of the wrong rank, flags that nobody reads.
+"""Faults planted in backends, ranks and what joins them to a run: sums that are missing, shards of the wrong rank,
+flags that nobody reads, placements that are ignored.
 
-``python tests/trainer/backend_faults.py fsdp2|deepspeed|ranks [number or part of a name ...]`` plants those of one
-part, one at a time, and runs the tests of that part; those of DeepSpeed need it installed.
+``python tests/trainer/backend_faults.py fsdp2|deepspeed|ranks|wiring [number or part of a name ...]`` plants those of
+one part, one at a time, and runs the tests of that part; those of DeepSpeed need it installed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from oracle_faults import CRITIC, GRADIENTS, Fault, Suite, plant
 
 FSDP2, ZERO, DEEPSPEED = (f"trainer/learner/{name}.py" for name in ("fsdp2", "zero", "deepspeed"))
 STEPS = "trainer/learner/steps.py"
+SEATS, PLACES, CREW = (f"trainer/cluster/{name}.py" for name in ("seats", "learner_ranks", "crew"))
+BUCKETS, REPLICA, REMOTE = (f"trainer/engines/{name}.py" for name in ("buckets", "replica", "remote"))
+SNAPSHOT, UPDATE, LOOP = "trainer/learner/snapshot.py", "trainer/run/update.py", "trainer/run/loop.py"
 RANK, RANKED = "trainer/cluster/rank.py", "trainer/cluster/ranked.py"
 
 RANKS = (
@@ -33,6 +37,28 @@ SUITES = {
         ("tests/trainer/test_deepspeed.py",), "", "zero1 or zero2-half-offload or zero3-offload or model_stays"
     ),
     "ranks": Suite(tuple(RANKS), ""),
+    "wiring": Suite(
+        tuple(
+            f"tests/trainer/test_{name}.py"
+            for name in (
+                "crew",
+                "placement",
+                "roles",
+                "learner_ranks",
+                "offload",
+                "saving",
+                "checkpoint",
+                "rank_weights",
+                "sent_changes",
+                "transfer",
+                "vllm_contract",
+                "sglang_contract",
+                "replicas",
+                "loop_wiring",
+            )
+        ),
+        only="test_placement",
+    ),
 }
 
 OWN_DENOMINATORS = "        denominators = self._ranks.denominators(denominators)\n"
@@ -334,6 +360,146 @@ FAULTS = {
             RANKED,
             'RankedScorer(self._crew, "reference")',
             'RankedScorer(self._crew, "learner")',
+        ),
+    ],
+    "wiring": [
+        Fault(
+            "servers ignore the placement",
+            SEATS,
+            'found["gpus"] = ",".join(machine.gpus[gpu] for gpus in placement.rollout for gpu in gpus)',
+            "pass",
+            "test_placement",
+        ),
+        Fault(
+            "ranks ignore the placement",
+            PLACES,
+            "for gpu in placement.visible(rank)) for rank",
+            "for gpu in (rank,)) for rank",
+            "test_learner_ranks",
+        ),
+        Fault(
+            "processes of ranks are told no GPU",
+            CREW,
+            "env={**os.environ, **environments[rank]}",
+            "env={**os.environ}",
+            "test_placement or test_crew or test_learner_ranks",
+        ),
+        Fault(
+            "reference and critic stay with the policy",
+            PLACES,
+            "part.move(*devices)",
+            "pass",
+            "test_learner_ranks",
+        ),
+        Fault(
+            "ranks of this machine are one process",
+            PLACES,
+            'config.cluster == "local" and config.placement.learner.ranks == 1',
+            'config.cluster == "local"',
+            "test_learner_ranks",
+        ),
+        Fault(
+            "loads are computed, and pieces dealt in turn",
+            RANKED,
+            "shares = balance([round(work(piece)) for piece in pieces], ranks, quadratic=0.0)",
+            "shares = [range(rank, len(pieces), ranks) for rank in range(ranks)]",
+            "test_learner_ranks",
+        ),
+        Fault(
+            "ranks ignore the critic's backend",
+            RANK,
+            'self._learner_of("critic")',
+            'self._parts["learner"]',
+            "test_roles",
+        ),
+        Fault(
+            "this process ignores roles' backends",
+            UPDATE,
+            "return role_host(config, name, learner, session.model.network.config)",
+            "return learner",
+            "test_roles",
+        ),
+        Fault(
+            "the weights that rank 1 wrote are not read",
+            SNAPSHOT,
+            'for share in self.shares for pair in _mapped(self.folder / share, f"{network}/")',
+            'for share in self.shares[:1] for pair in _mapped(self.folder / share, f"{network}/")',
+            "test_saving or test_checkpoint",
+        ),
+        Fault(
+            "deadlines are not kept",
+            CREW,
+            "_OTHERS_S if errors else self._timeout_s)",
+            "_OTHERS_S if errors else 20 * self._timeout_s)",
+            "test_crew",
+        ),
+        Fault(
+            "steps have the deadline of the start",
+            PLACES,
+            "        crew.set_timeout(placed.timeout_s)\n",
+            "",
+            "test_learner_ranks or test_crew",
+        ),
+        Fault(
+            "the learner is not brought back",
+            LOOP,
+            "        for part in self.parts.offloading:\n            part.reload()\n",
+            "",
+            "test_offload",
+        ),
+        Fault(
+            "ranks are not brought back",
+            RANKED,
+            'self._crew.call("part", self._name, "reload")',
+            "pass",
+            "test_offload",
+        ),
+        Fault(
+            "a restart begins anew",
+            LOOP,
+            "counters = _Counters.load(state, self.folder.path)\n        run =",
+            "counters = _Counters()\n        run =",
+            "test_learner_ranks or test_loop_wiring or test_saving",
+        ),
+        Fault(
+            "a restart has first weights",
+            LOOP,
+            "        run.load(state)\n        run.rewind_folder()\n        run._before",
+            "        run.rewind_folder()\n        run._before",
+            "test_learner_ranks or test_loop_wiring or test_saving",
+        ),
+        Fault(
+            "no probe",
+            REPLICA,
+            "                await self._probe(sent)\n",
+            "                pass\n",
+            "test_replicas or test_vllm_contract or test_transfer",
+        ),
+        Fault(
+            "the version stays",
+            REMOTE,
+            "old, self._sent, self.version = self._sent, sent, sent.version",
+            "old, self._sent = self._sent, sent",
+            "test_replicas or test_vllm_contract or test_transfer",
+        ),
+        Fault(
+            "changes are nothing", BUCKETS, "        if not len(places):\n", "        if True:\n", "test_sent_changes"
+        ),
+        Fault(
+            "buckets tell the order backwards",
+            BUCKETS,
+            "            if pieces:\n                yield memory[:end], pieces\n",
+            "            if pieces:\n                yield memory[:end], [\n"
+            "                    (a[0], *b[1:]) for a, b in zip(pieces, pieces[::-1], strict=True)\n"
+            "                ]\n",
+            "test_transfer or test_rank_weights",
+        ),
+        Fault(
+            "rank 1 writes no weights",
+            "trainer/cluster/rank_weights.py",
+            "mine=lambda number: number % len(writers) == place",
+            "mine=lambda number: place == 0 and number % len(writers) == place",
+            "test_rank_weights",
         ),
     ],
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from roll_envs.errors import CheckpointError
-from trainer.cluster.crew import Crew, RankError
+from trainer.cluster.crew import Crew, LocalLinks, RankError
 from trainer.cluster.frames import Call, Stream, packed, unpacked
 from trainer.cluster.rank import serve
 
@@ -175,15 +177,29 @@ def test_a_rank_that_dies_is_blamed_even_where_another_one_notices_first(links: 
 
 
 def test_a_rank_that_is_late_is_named_with_where_it_is(links: QueueLinks) -> None:
-    crew = Crew(links, 0.3)
+    crew, began = Crew(links, 0.3), time.monotonic()
     with pytest.raises(RankError) as caught:
         crew.call("hang", [1])
+    assert time.monotonic() - began < 5
     text = str(caught.value)
     assert text.startswith("rank 1 of 2 (thread 1) is at:")
     assert "time.sleep(3600)" in text
     assert "gave up waiting for rank 1 of 2 (thread 1) of the learner in 'hang' after 0.3 s" in text
     assert "rank 0" not in text
     assert links.ended_all
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_each_process_is_given_its_own_environment() -> None:
+    links = LocalLinks(2, [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "4"}], 60)
+    try:
+        pids = [int(links.name(rank).removeprefix("process ")) for rank in range(2)]
+        told = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids]
+    finally:
+        links.end()
+    assert [[x for x in each if x.startswith(b"CUDA_VISIBLE_DEVICES=")] for each in told] == [
+        [b"CUDA_VISIBLE_DEVICES=6"], [b"CUDA_VISIBLE_DEVICES=4"],
+    ]  # fmt: skip
 
 
 def test_tensors_cross_as_their_own_numbers() -> None:

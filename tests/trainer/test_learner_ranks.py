@@ -29,9 +29,10 @@ from tokenizers import Tokenizer
 
 from roll_envs.errors import CheckpointError, ConfigError
 from trainer.cluster.crew import Crew, RankError
-from trainer.cluster.learner_ranks import LearnerRanks, local_environments
+from trainer.cluster.learner_ranks import LearnerRanks, local_environments, move_beside
 from trainer.cluster.rank import Rank
 from trainer.cluster.ranked import RankedLearner, cut, deal, gather, make_phase_learner
+from trainer.cluster.seats import Machine
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
 from trainer.data.batches import Batch, cost, pack
@@ -83,7 +84,7 @@ def of_length(*lines: list[int]) -> Batch:
 
 
 def test_lines_are_dealt_by_the_work_of_their_sequences() -> None:
-    dealt = deal([of_length([40], [30], [20, 10], [40])], 2)
+    dealt = deal([of_length([40], [30], [40], [20, 10])], 2)  # in turn they would be 80 and 60
     assert [round(load) for load in dealt.loads] == [70, 70]
     assert sorted(p.first for mine in dealt.pieces for p in mine) == [0, 1, 2, 3]
     assert dealt.imbalance == pytest.approx(1.0, abs=1e-3)
@@ -245,6 +246,8 @@ def test_ranks_of_a_machine_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     config = config_of("{ranks: 2}")
     assert [one["CUDA_VISIBLE_DEVICES"] for one in local_environments(config)] == ["4", "6"]
+    chosen = config_of("{ranks: 2, devices: [1, 0]}")
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in local_environments(chosen)] == ["6", "4"]
     with pytest.raises(ConfigError, match=r"ranks 3: each rank needs a GPU of its own, and this machine has 2"):
         local_environments(config_of("{ranks: 3}"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -258,6 +261,48 @@ def test_settings_without_effect_are_refused() -> None:
         config_of("{gpus: 1}")
     with pytest.raises(ConfigError, match=r"a run is on one Ray cluster"):
         parse_config(BASE + "cluster: ray\nplacement: {address: 'a:1'}\nrollout: {manager: ray}\n")
+
+
+class Waiting:
+    """A rank that starts, and then does nothing any more."""
+
+    def check(self, text: str, theirs: dict[str, str]) -> None: ...
+
+    def meet(self) -> tuple[str, int]:
+        return "", 0
+
+    def join(self, *_: Any) -> None: ...
+
+    def make(self, *_: Any) -> None: ...
+
+    def part(self, *_: Any) -> None:
+        threading.Event().wait(60)
+
+
+def test_several_ranks_are_not_this_process_and_have_their_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.cluster.learner_ranks._links", lambda config: QueueLinks([Waiting(), Waiting()]))
+    ranks = LearnerRanks(config_of("{ranks: 2, timeout_s: 0.3, start_timeout_s: 30}"))
+    learner = ranks.learner(tiny_model(), warm_start=False, threads=1)
+    assert isinstance(learner, RankedLearner)
+    began = time.monotonic()
+    with pytest.raises(RankError, match=r"after 0\.3 s \(placement\.learner\.timeout_s\)"):
+        learner.score(some_batches())
+    assert time.monotonic() - began < 20
+
+
+def test_reference_and_critic_are_brought_to_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.cluster.learner_ranks.this_machine", lambda: Machine(gpus=("0", "1", "2")))
+    moved: list[tuple[str, ...]] = []
+
+    class Part:
+        def move(self, *devices: str) -> None:
+            moved.append(devices)
+
+    more = f"{SETTINGS}advantage: {{name: gae}}\n"
+    config = parse_config(f"{BASE}{more}placement: {{reference: {{device: [2]}}, critic: {{device: cpu}}}}\n")
+    for given, name in ((config, "reference"), (config, "critic"), (config_of(more=more), "critic")):
+        move_beside(given, name, Part())
+    assert moved == [("cuda:2",), ("cpu",)]
 
 
 # -- two processes -----------------------------------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from loop_runs import run
+from loop_runs import assert_same_curve, run
 from oracle_cases import DEFAULTS
 from oracle_steps import learning_rate
 
 from roll_envs.types import Group, Task, Trajectory
+from trainer.cluster.crew import RankError
 from trainer.rollout.source import Session
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import read_metrics
@@ -188,3 +189,23 @@ def test_the_critic_learns_alone_for_its_first_steps(tmp_path: Path) -> None:
     }
     rates = [record.get("learner/lr") for record in read_metrics(seen.path, "train")]
     assert rates == [None] * alone + [pytest.approx(learning_rate(settings, step)) for step in range(alone, steps)]
+
+
+def test_a_run_whose_ranks_are_lost_goes_on_from_its_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None
+) -> None:
+    changes: dict[str, Any] = {"steps": 3, "advantage": {"name": "gae"}, "checkpoint": {"every": 1}}
+    whole, _ = run(tmp_path / "whole", **changes)
+    begun: list[int] = []
+
+    def lost_once(*arguments: Any, **given: Any) -> Any:
+        begun.append(given["step"])
+        if begun == [0, 1]:
+            raise RankError("rank 1 is gone")
+        return update(*arguments, **given)
+
+    monkeypatch.setattr("trainer.run.loop.update", lost_once)
+    path, summary = run(tmp_path / "lost", **changes)
+    assert begun == [0, 1, 1, 2]
+    assert summary["steps"] == 3
+    assert_same_curve(path, whole)

@@ -135,8 +135,10 @@ def test_ranks_move_what_they_hold(moves: list[int]) -> None:
     for part in (learner, critic, reference):
         before = len(moves)
         part.offload()
-        assert len(moves) > before
+        away = len(moves)
+        assert away > before
         part.reload()
+        assert len(moves) > away
     some_steps(learner, critic, reference)
 
 

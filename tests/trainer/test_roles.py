@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from episode_builders import batches_of
-from loop_runs import run
+from loop_runs import configured, run
 from test_crew import QueueLinks
 from test_learner import some_rows
 from tiny import tiny_model
@@ -25,12 +25,14 @@ from trainer.config.load import parse_config
 from trainer.config.parts import BACKENDS, part_settings
 from trainer.learner import TorchSettings
 from trainer.learner.fsdp2 import ShardedCritic, ShardedScorer
-from trainer.learner.torch import TorchScorer
+from trainer.learner.torch import TorchLearner, TorchScorer
+from trainer.rollout.source import Session
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import read_metrics
 from trainer.run.memory_plan import make_plan
 from trainer.run.picture import seats
 from trainer.run.preflight import preflight
+from trainer.run.update import begin_phase
 
 BASE = "format: 1\nname: t\nsteps: 4\nenv: {id: roll/FrozenLake-v0}\nloss: {kl_coef: 0.1}\nadvantage: {name: gae}\n"
 
@@ -69,13 +71,26 @@ def test_a_role_begins_with_the_policy_s_weights_in_its_own_backend(policy: str,
     critic = role_host(config, "critic", learner, model.network.config).critic(config.critic)
     assert isinstance(reference, ShardedScorer if other == "fsdp2" else TorchScorer)
     assert isinstance(critic, ShardedCritic) == (other == "fsdp2")
-    ranked = RankedLearner(Crew(QueueLinks([Rank(0, 1)]), 60), config, tiny_model(), warm_start=False, threads=1)
+    rank = Rank(0, 1)
+    ranked = RankedLearner(Crew(QueueLinks([rank]), 60), config, tiny_model(), warm_start=False, threads=1)
     for found in (reference, ranked.reference()):
         assert torch.allclose(torch.cat([x.flatten() for x in found.score(batches)]), expected, atol=1e-6)
     for found in (critic, ranked.critic(config.critic)):
         body = {name: weight for name, weight in found.weights() if name.startswith("body.")}
         assert body.keys() == {n.replace("model.", "body.", 1) for n, _ in alone.weights() if n.startswith("model.")}
         assert all(torch.equal(w, dict(alone.weights())[n.replace("body.", "model.", 1)]) for n, w in body.items())
+    assert type(rank._parts["reference"]) is type(reference)
+    assert type(rank._parts["critic"]) is type(critic)
+
+
+def test_a_run_in_one_process_has_its_roles_in_their_own_backends(tmp_path: Path) -> None:
+    sharded = {"backend": "fsdp2"}
+    config = configured(tmp_path, algorithm="ppo", loss={"kl_coef": 0.01}, critic=sharded, reference=sharded)
+    with Session(config) as session:
+        parts = begin_phase(session, warm_start=False)
+    assert isinstance(parts.learner, TorchLearner)
+    assert isinstance(parts.critic, ShardedCritic)
+    assert isinstance(parts.reference, ShardedScorer)
 
 
 def test_a_network_of_a_role_leaves_the_policy_s_attention_alone() -> None:
