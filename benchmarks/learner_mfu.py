@@ -105,6 +105,8 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, name: str, shape: Shape) -> str:
     cuda = options.device.startswith("cuda")
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
     with torch.device(options.device):
         network: Any = Qwen2ForCausalLM(
             Qwen2Config(

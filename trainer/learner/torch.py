@@ -146,11 +146,13 @@ class TorchLearner:
     ) -> None:
         """``threads`` micro-batches are run side by side, each on one core and on a replica of the network that shares
         its weights; their gradients are added in order, so that the number of threads changes nothing. On small models
-        this beats threads inside each operation. ``model`` is moved to ``device``.
+        this beats threads inside each operation. Not with ``settings.compile``: which kernels torch makes depends on
+        the order of calls, and bits on the kernels. ``model`` is moved to ``device``.
 
         Raises :class:`ConfigError` when ``settings`` ask for what this model or machine does not have.
         """
         settings = settings or TorchSettings()
+        compiled = isinstance(settings, TorchSettings) and settings.compile
         self._objective = make_objective(loss, correction)
         self._temperature, self._settings = temperature, settings
         self._ranks = ranks or Ranks()
@@ -165,7 +167,7 @@ class TorchLearner:
         self._memory = DeviceMemory(home, [self._plain, self._network], self._masters.values, self._optimizers)
         self._workers: SimpleQueue[Worker] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
-        if threads > 1:
+        if threads > 1 and not compiled:
             for _ in range(threads):
                 self._workers.put(self._worker(replica_of(self._network)))
             self._pool = ThreadPoolExecutor(threads, "learner", initializer=torch.set_num_threads, initargs=(1,))

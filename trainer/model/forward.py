@@ -104,7 +104,8 @@ def layers_of(network: Any) -> list[Any]:
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function)
+    # With kernels for any number of positions from the first call on, a resumed run has the bits of an unbroken one.
+    return torch.compile(function, dynamic=True)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, half: torch.dtype) -> torch.Tensor:
@@ -141,7 +142,7 @@ class _LinearLogprobs(torch.autograd.Function):
         chunk: int,
         compiled: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        statistics = _compiled(_statistics) if compiled else _statistics
+        statistics = _compiled(_fused_statistics) if compiled else _statistics
         fine = torch.promote_types(weight.dtype, torch.float32)
         logp, entropy, top, logsum = torch.empty(4, len(hidden), dtype=fine, device=hidden.device)
         z = None
@@ -150,7 +151,7 @@ class _LinearLogprobs(torch.autograd.Function):
             logp[part], entropy[part], top[part], logsum[part] = statistics(z, labels[part])
         ctx.set_materialize_grads(False)  # an entropy that is only watched costs nothing in backward
         ctx.softcap, ctx.temperature, ctx.chunk, ctx.compiled = softcap, temperature, chunk, compiled
-        # The logits of a single chunk are kept, less their largest.
+        # The logits of a single chunk are kept: as _statistics leaves them, or as they were where it is compiled.
         ctx.kept = z if len(hidden) <= chunk and softcap is None and any(ctx.needs_input_grad[:3]) else None
         ctx.save_for_backward(hidden, weight, bias, labels, top, logsum, entropy)
         return logp, entropy
@@ -161,7 +162,7 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden, weight, bias, labels, top, logsum, entropy = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, None  # used up: a second backward computes the logits again
         mixed = hidden.is_cuda and weight.dtype != logsum.dtype
-        gradient_of = _compiled(_logit_gradient) if ctx.compiled else _logit_gradient
+        fused = _compiled(_fused_gradient) if ctx.compiled else None
         # Of hidden, weight and bias, as far as they are wanted; sums in float32 or better.
         totals = [
             torch.zeros(x.shape, dtype=logsum.dtype, device=x.device) if wanted else None
@@ -173,9 +174,15 @@ class _LinearLogprobs(torch.autograd.Function):
                 z = _scaled_logits(hidden[part], weight, bias, ctx.softcap, ctx.temperature)
                 if ctx.softcap is not None:  # derivative of the capped logits by the plain ones
                     slope = 1.0 - (z * (ctx.temperature / ctx.softcap)).square_()
-                z.sub_(top[part, None])  # not both in one: their sum has fewer digits than they have
+                if fused is None:
+                    z.sub_(top[part, None])
             by_logp, by_entropy = (None if grad is None else grad[part] for grad in (grad_logp, grad_entropy))
-            gradient = gradient_of(z, logsum[part], labels[part], by_logp, by_entropy, entropy[part])
+            rest = (logsum[part], labels[part], by_logp, by_entropy, entropy[part])
+            plain = slope is None and totals[2] is None
+            if fused is None:
+                gradient = _logit_gradient(z, *rest)
+            else:
+                gradient = fused(z, top[part], *rest, weight.dtype if mixed and plain else z.dtype)
             if slope is not None:
                 gradient.mul_(slope)
             if totals[2] is not None:
@@ -189,7 +196,7 @@ class _LinearLogprobs(torch.autograd.Function):
             elif totals[1] is not None:  # in place: it is as large as the head
                 totals[1].addmm_(gradient.T, hidden[part].to(gradient.dtype))
         done = [
-            None if total is None else total.div_(ctx.temperature).to(x.dtype)
+            None if total is None else (total if ctx.temperature == 1 else total.div_(ctx.temperature)).to(x.dtype)
             for x, total in zip((hidden, weight, bias), totals, strict=True)
         ]
         return *done, *[None] * 5
@@ -224,19 +231,50 @@ def _logit_gradient(
 
     d logp_y / dz_v = [v = y] - p_v and d H / dz_v = -p_v (log p_v + H).
     """
-    logp = z.sub_(logsum[:, None])
+    gradient = _gradient_of_all(z, logsum, grad_logp, grad_entropy, entropy)
+    return gradient if grad_logp is None else gradient.scatter_add_(1, labels[:, None], grad_logp[:, None])
+
+
+def _gradient_of_all(
+    z: torch.Tensor,
+    logsum: torch.Tensor,
+    grad_logp: torch.Tensor | None,
+    grad_entropy: torch.Tensor | None,
+    entropy: torch.Tensor,
+) -> torch.Tensor:
+    """:func:`_logit_gradient` without what the labels alone have."""
+    logp = z.sub_(logsum[:, None])  # not with the largest in one: their sum has fewer digits than they have
     if grad_entropy is None:
         if grad_logp is None:
             return logp.zero_()
-        gradient = logp.exp_().mul_(-grad_logp[:, None])
-    else:
-        shift = grad_entropy * entropy if grad_logp is None else grad_entropy * entropy + grad_logp
-        probabilities = logp.exp()
-        # Where p underflows to 0, log p is still finite, and the product 0.
-        gradient = logp.mul_(-grad_entropy[:, None]).sub_(shift[:, None]).mul_(probabilities)
-    if grad_logp is not None:
-        gradient.scatter_add_(1, labels[:, None], grad_logp[:, None])
-    return gradient
+        return logp.exp_().mul_(-grad_logp[:, None])
+    shift = grad_entropy * entropy if grad_logp is None else grad_entropy * entropy + grad_logp
+    probabilities = logp.exp()
+    # Where p underflows to 0, log p is still finite, and the product 0.
+    return logp.mul_(-grad_entropy[:, None]).sub_(shift[:, None]).mul_(probabilities)
+
+
+def _fused_statistics(z: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """:func:`_statistics` for a compiler, which reads ``z`` and need not write it."""
+    return _statistics(z.clone(), labels)
+
+
+def _fused_gradient(
+    z: torch.Tensor,
+    top: torch.Tensor,
+    logsum: torch.Tensor,
+    labels: torch.Tensor,
+    grad_logp: torch.Tensor | None,
+    grad_entropy: torch.Tensor | None,
+    entropy: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """:func:`_logit_gradient` in ``dtype`` for a compiler, from the scaled logits ``z`` [n, V] as they were."""
+    gradient = _gradient_of_all(z - top[:, None], logsum, grad_logp, grad_entropy, entropy)
+    if grad_logp is not None:  # a scatter would be a pass of its own
+        ids = torch.arange(z.shape[1], device=z.device)
+        gradient = gradient + torch.where(ids == labels[:, None], grad_logp[:, None], 0)
+    return gradient.to(dtype)
 
 
 class LabelStates(NamedTuple):
