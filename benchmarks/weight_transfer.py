@@ -39,6 +39,7 @@ from trainer.engines import make_engine
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.transfer import TRANSPORTS
 from trainer.learner import TorchSettings
+from trainer.learner.gradients import cast_weights
 from trainer.learner.torch import TorchLearner
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel, build_model
@@ -231,7 +232,7 @@ def main() -> None:
     for shape in options.shapes:
         model = build_model(SHAPES[shape], roll_envs.make("roll/FrozenLake-v0"), seed=0)
         if options.device == "cuda":  # a learner there computes in what the server computes in
-            model.network.to("cuda", getattr(torch, options.dtype))
+            cast_weights(model.network.to("cuda"), getattr(torch, options.dtype))
         weights = sum(tensor.nbytes for _, tensor in weights_of(model.network)) / 2**20
         print(f"\n{shape} parameters, {weights:.1f} MiB of weights in the learner, server in {options.dtype}\n")
         print(

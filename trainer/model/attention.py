@@ -79,26 +79,26 @@ class Layout:
     """Which of the tokens this rank has, where several run them together."""
 
 
-def layout_of_positions(positions: torch.Tensor, kind: Kind = "sdpa") -> Layout:
-    """The sequences of a run of tokens from its ``positions`` [N], which are 0 where a sequence starts.
+def layout_of_positions(positions: torch.Tensor, kind: Kind = "sdpa", device: torch.device | None = None) -> Layout:
+    """The sequences of a run of tokens from its ``positions`` [N], which are 0 where a sequence starts; for attention
+    on ``device``, by default theirs.
 
     Positions 0 1 2 0 1 2 0 1 2 make one bucket of 3 sequences of 3, in place.
     """
-    lengths = _lengths(positions.numpy(force=True))
+    lengths, device = _lengths(positions.numpy(force=True)), device or positions.device
     if kind == "sdpa":
-        return bucket_layout(lengths, lengths, None, positions.device)
-    block_mask = _block_mask(torch.from_numpy(lengths).to(positions.device)) if kind == "flex" else None
-    return Layout(
-        kind=kind, starts=_starts(lengths, positions.device), longest=int(max(lengths)), block_mask=block_mask
-    )
+        return bucket_layout(lengths, lengths, None, device)
+    block_mask = _block_mask(_on(device, lengths)) if kind == "flex" else None
+    return Layout(kind=kind, starts=_starts(lengths, device), longest=int(max(lengths)), block_mask=block_mask)
 
 
-def layout_of_tree(tree: SharedPrefixes) -> Layout:
-    """The sequences of the tokens that ``tree`` keeps, for SDPA; one with no token of its own asks nothing."""
+def layout_of_tree(tree: SharedPrefixes, device: torch.device | None = None) -> Layout:
+    """The sequences of the tokens that ``tree`` keeps, for SDPA on ``device``, by default the tree's; one with no token
+    of its own asks nothing."""
     ends = tree.lengths.cumsum()
     steps = np.minimum(np.arange(tree.lengths.max()), tree.lengths[:, None] - 1)
     seen = tree.place_of_token.numpy(force=True)[(ends - tree.lengths)[:, None] + steps]
-    return bucket_layout(tree.lengths, tree.lengths - tree.shared, seen, tree.kept.device)
+    return bucket_layout(tree.lengths, tree.lengths - tree.shared, seen, device or tree.kept.device)
 
 
 def bucket_layout(lengths: np.ndarray, own: np.ndarray, seen: np.ndarray | None, device: torch.device) -> Layout:
@@ -123,7 +123,7 @@ def bucket_layout(lengths: np.ndarray, own: np.ndarray, seen: np.ndarray | None,
         if seen is not None:
             key_tokens.append(seen[members, :keys].ravel())
             place = np.minimum(steps, ends - 1) + lengths[members, None] - ends
-            mask = torch.from_numpy(np.arange(keys) <= place[:, None, :, None]).to(device)
+            mask = _on(device, np.arange(keys) <= place[:, None, :, None])
         buckets.append(Bucket(len(members), keys, queries, mask))
     places = np.concatenate(query_tokens)
     in_place = np.array_equal(places, np.arange(len(place_of_token)))
@@ -132,9 +132,9 @@ def bucket_layout(lengths: np.ndarray, own: np.ndarray, seen: np.ndarray | None,
         starts=_starts(lengths, device),
         longest=int(lengths.max()),
         buckets=tuple(buckets),
-        query_tokens=None if in_place else torch.from_numpy(places).to(device),
-        key_tokens=torch.from_numpy(np.concatenate(key_tokens)).to(device) if key_tokens else None,
-        place_of_token=None if in_place else torch.from_numpy(place_of_token).to(device),
+        query_tokens=None if in_place else _on(device, places),
+        key_tokens=_on(device, np.concatenate(key_tokens)) if key_tokens else None,
+        place_of_token=None if in_place else _on(device, place_of_token),
     )
 
 
@@ -158,7 +158,12 @@ def _lengths(positions: np.ndarray) -> np.ndarray:
 
 
 def _starts(lengths: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.append(0, lengths.cumsum()).astype(np.int32)).to(device)
+    return _on(device, np.append(0, lengths.cumsum()).astype(np.int32))
+
+
+def _on(device: torch.device, values: np.ndarray) -> torch.Tensor:
+    """``values`` on ``device``, which is not waited for."""
+    return torch.from_numpy(values).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -283,19 +283,31 @@ class LabelStates(NamedTuple):
     hidden: torch.Tensor
     """[M, D]; [W, D] where ranks run the tokens together."""
     places: torch.Tensor
-    """int64 [n]; the state before each label."""
+    """int64 [n]; the state before each label. On the batch's device."""
     mask: torch.Tensor
-    """bool [B, T]; where the n labels are that have their state here: all, or those of this rank's slice."""
+    """bool [B, T]; where the n labels are that have their state here: all, or those of this rank's slice. On the
+    batch's device."""
 
     @property
     def chosen(self) -> torch.Tensor:
         """[n, D]; the state before each label."""
-        return self.hidden.index_select(0, self.places)
+        return self.hidden.index_select(0, _sent(self.places, self.hidden.device))
 
 
-def label_states(body: Any, batch: Batch, attention: Kind = "sdpa", context: ContextRanks | None = None) -> LabelStates:
+def label_states(
+    body: Any,
+    batch: Batch,
+    attention: Kind = "sdpa",
+    context: ContextRanks | None = None,
+    device: torch.device | None = None,
+) -> LabelStates:
     """Run ``body``, the model without its head, over a micro-batch. With SDPA, beginnings that its sequences share are
-    run once. The ranks of ``context`` are given the same micro-batch and run a slice of its tokens each."""
+    run once. The ranks of ``context`` are given the same micro-batch and run a slice of its tokens each.
+
+    ``device`` is the model's, by default the batch's. Where the batch is on the CPU, all that depends on its numbers is
+    found there, and a GPU is not waited for: it still runs the micro-batch before.
+    """
+    device = device or batch.ids.device
     # By index, found once for all three: a mask would be searched for each of them.
     present = (batch.segments >= 0).flatten().nonzero()[:, 0]
     ids, positions, mask = (
@@ -305,9 +317,9 @@ def label_states(body: Any, batch: Batch, attention: Kind = "sdpa", context: Con
     ids, positions, labelled = ids[needed], positions[needed], mask[needed].nonzero()[:, 0]
     tree = share_prefixes(ids, positions) if attention == "sdpa" else None
     if tree is None:
-        layout = layout_of_positions(positions, attention)
+        layout = layout_of_positions(positions, attention, device)
     else:
-        layout, labelled = layout_of_tree(tree), tree.place_of_token[labelled]
+        layout, labelled = layout_of_tree(tree, device), tree.place_of_token[labelled]
         ids, positions = ids[tree.kept], positions[tree.kept]
     labels = batch.label_mask
     if context is not None:
@@ -316,14 +328,18 @@ def label_states(body: Any, batch: Batch, attention: Kind = "sdpa", context: Con
         ids, positions, own = mine.of(ids), mine.of(positions), mine.has(labelled)
         labelled, labels = labelled[own] - mine.start, labels.masked_scatter(labels, own)
     hidden = body(
-        input_ids=ids[None],
-        position_ids=positions[None],
+        input_ids=_sent(ids, device)[None],
+        position_ids=_sent(positions, device)[None],
         # Not read: where there is a mask of four dimensions, the model makes none of its own.
-        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch.ids.device),
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
         layout=layout,
         use_cache=False,
     ).last_hidden_state[0]
     return LabelStates(hidden, labelled, labels)
+
+
+def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.to(device, non_blocking=True)
 
 
 def up_to_the_last_label(positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -348,19 +364,21 @@ def label_scores(
     compiled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of the labels and entropies of their distributions at the sampling temperature, [B, T]; 0 elsewhere.
-    All ranks of ``context`` get all of them."""
-    hidden, labelled, mask = label_states(body, batch, attention, context)
-    vocabulary = head.weight.shape[0]
+    All ranks of ``context`` get all of them. ``batch`` is on the model's device, or on the CPU, as for
+    :func:`label_states`."""
+    device, vocabulary = head.weight.device, head.weight.shape[0]
+    hidden, labelled, mask = label_states(body, batch, attention, context, device)
     # A label after one state is one number, however many sequences have it.
     pairs, which = torch.unique(labelled * vocabulary + batch.labels[mask], return_inverse=True)
     scores = linear_logprobs(
-        hidden.index_select(0, pairs // vocabulary),
-        pairs % vocabulary,
+        hidden.index_select(0, _sent(pairs // vocabulary, device)),
+        _sent(pairs % vocabulary, device),
         head,
         temperature=temperature,
         chunk=positions_within(logits_mib, vocabulary),
         compiled=compiled,
     )
+    which, mask = _sent(which, device), _sent(mask, device)
     logp, entropy = (spread(score.index_select(0, which), mask, context) for score in scores)
     return logp, entropy
 
