@@ -104,8 +104,15 @@ def layers_of(network: Any) -> list[Any]:
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # With kernels for any number of positions from the first call on, a resumed run has the bits of an unbroken one.
-    return torch.compile(function, dynamic=True)
+    """``function`` of logits [n, V], and others, compiled for any n."""
+    # From the first call on, so that a resumed run has the bits of an unbroken one.
+    run = torch.compile(function, dynamic=True)
+
+    def call(z: torch.Tensor, *others: Any) -> Any:
+        torch._dynamo.mark_static(z, 1)  # the place of a number is then found without a division by a variable
+        return run(z, *others)
+
+    return call
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, half: torch.dtype) -> torch.Tensor:
