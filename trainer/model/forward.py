@@ -171,10 +171,13 @@ class _LinearLogprobs(torch.autograd.Function):
         mixed = hidden.is_cuda and weight.dtype != logsum.dtype
         fused = _compiled(_fused_gradient) if ctx.compiled else None
         # Of hidden, weight and bias, as far as they are wanted; sums in float32 or better.
-        totals = [
-            torch.zeros(x.shape, dtype=logsum.dtype, device=x.device) if wanted else None
-            for x, wanted in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
-        ]
+        wanted: list[bool] = ctx.needs_input_grad[:3]
+        by_hidden = torch.empty(hidden.shape, dtype=logsum.dtype, device=hidden.device) if wanted[0] else None
+        none = not len(hidden)
+        by_weight, by_bias = (
+            torch.zeros_like(x, dtype=logsum.dtype) if none and want else None
+            for x, want in zip((weight, bias), wanted[1:], strict=True)
+        )
         for part in _parts(len(hidden), ctx.chunk):
             slope, z = None, kept
             if z is None:
@@ -185,26 +188,27 @@ class _LinearLogprobs(torch.autograd.Function):
                     z.sub_(top[part, None])
             by_logp, by_entropy = (None if grad is None else grad[part] for grad in (grad_logp, grad_entropy))
             rest = (logsum[part], labels[part], by_logp, by_entropy, entropy[part])
-            plain = slope is None and totals[2] is None
+            plain = slope is None and not wanted[2]
             if fused is None:
                 gradient = _logit_gradient(z, *rest)
             else:
                 gradient = fused(z, top[part], *rest, weight.dtype if mixed and plain else z.dtype)
             if slope is not None:
                 gradient.mul_(slope)
-            if totals[2] is not None:
-                totals[2].add_(gradient.sum(0))
+            if wanted[2]:
+                by_bias = gradient.sum(0) if by_bias is None else by_bias.add_(gradient.sum(0))
             if mixed:
                 gradient = gradient.to(weight.dtype)  # as both products take it
-            if totals[0] is not None:
-                totals[0][part] = _product(gradient, weight, weight.dtype)
-            if totals[1] is not None and mixed:
-                totals[1].add_(_product(gradient.T, hidden[part], weight.dtype))
-            elif totals[1] is not None:  # in place: it is as large as the head
-                totals[1].addmm_(gradient.T, hidden[part].to(gradient.dtype))
+            if by_hidden is not None:
+                by_hidden[part] = _product(gradient, weight, weight.dtype)
+            if wanted[1] and (mixed or by_weight is None):
+                product = _product(gradient.T, hidden[part], weight.dtype)
+                by_weight = product if by_weight is None else by_weight.add_(product)
+            elif by_weight is not None:  # in place: it is as large as the head
+                by_weight.addmm_(gradient.T, hidden[part].to(gradient.dtype))
         done = [
             None if total is None else (total if ctx.temperature == 1 else total.div_(ctx.temperature)).to(x.dtype)
-            for x, total in zip((hidden, weight, bias), totals, strict=True)
+            for x, total in zip((hidden, weight, bias), (by_hidden, by_weight, by_bias), strict=True)
         ]
         return *done, *[None] * 5
 
