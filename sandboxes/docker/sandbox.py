@@ -59,7 +59,7 @@ class DockerSandbox(SlotSandbox):
         image = build_task_image(reached, folder=build, image=image or DEFAULT_IMAGE, writable=writable)
         cpus = min(cpus, reached.info["NCPU"])
         plan = Plan(image=image, cpus=cpus, runtime=runtime, unsafe=unsafe, memory_mb=self._limits.memory_mb)
-        reached.remove_orphans()
+        reached.remove_ended()
         first = self._begin(functools.partial(ContainerSlot, reached, plan), self._count, START_S)
         assert isinstance(first, ContainerSlot)
         self._place = _place(first.facts, image)

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraError, SandboxError
 from roll_envs.sandbox import Limits, make_sandbox
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError
-from sandboxes.docker.engine import Shape, is_orphan, owner_label
+from sandboxes.docker.engine import Shape
 from sandboxes.docker.isolation import MACHINES, filter_for, judge
 from sandboxes.docker.sandbox import DockerSandbox
 from sandboxes.docker.slot import _BOOT, _module_texts
@@ -136,30 +136,6 @@ def test_wipe_of_any_tree(tmp_path_factory: pytest.TempPathFactory, paths: list[
         box.joinpath(*path).mkdir(parents=True, exist_ok=True)
     wipe(str(box))
     assert list(box.iterdir()) == []
-
-
-# -- owners ------------------------------------------------------------------------------------------------------------
-
-
-def test_containers_of_the_living_are_no_orphans() -> None:
-    assert not is_orphan(owner_label(), running=True)
-    assert not is_orphan(owner_label(), running=False)
-
-
-def test_containers_of_the_dead_are_orphans() -> None:
-    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
-        label = owner_label(process.pid)
-        assert not is_orphan(label, running=True)
-        process.kill()
-    assert is_orphan(label, running=True)
-    place, pid, started = owner_label().rsplit(" ", 2)
-    assert is_orphan(f"{place} {pid} {int(started) + 1}", running=True)  # the number is another process's by now
-
-
-def test_of_owners_elsewhere_only_ended_containers_are_orphans() -> None:
-    for label in ("another-boot/pid:[1] 1 1", "", "nonsense"):
-        assert not is_orphan(label, running=True)
-        assert is_orphan(label, running=False)
 
 
 # -- isolation ---------------------------------------------------------------------------------------------------------
