@@ -47,8 +47,7 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
         return Route(path, endpoint, methods=[method])
 
     async def metrics(_: dict[str, Any]) -> Answer:
-        text = service.metrics.render(pool, sessions=len(sessions), draining=service.draining)
-        return Answer(body={}, text=text)
+        return Answer(body={}, text=service.metrics.render())
 
     async def health(_: Request) -> Response:
         body = _health(service)

@@ -183,7 +183,7 @@ class Pool:
             self._give(worker)
             return
         self._workers.discard(worker)
-        self._metrics.restarts += 1
+        self._metrics.restarts.inc()
         self._spawn(worker.close())
         await self._replace(0.0)
 
@@ -205,6 +205,7 @@ class Pool:
             return
         self._workers.add(worker)
         self.isolation, self.has_pytest = worker.isolation, worker.has_pytest
+        self._metrics.show_isolation(worker.isolation)
         self._give(worker)
 
     async def _make_worker(self) -> Worker:
