@@ -7,15 +7,14 @@ import hashlib
 import logging
 import os
 import signal
-import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
+from roll_envs.recent import Recent
 from roll_envs.sandbox import (
     SANDBOX_CPUS,
     Language,
@@ -71,8 +70,7 @@ class SlotSandbox(Sandbox):
         self._limits = limits or Limits()
         check_limits(self._limits)
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._binaries: OrderedDict[bytes, RunResult] = OrderedDict()
+        self._binaries: Recent[bytes, RunResult] = Recent(_KEPT_BINARIES)
 
     def _begin(self, make: Callable[[Any], Slot], count: int, timeout_s: float) -> Slot:
         """Start ``count`` slots, and return one. ``make`` must not refer to the sandbox, or it would live for ever."""
@@ -105,14 +103,9 @@ class SlotSandbox(Sandbox):
             return run(asked)
         # The tests of one answer are runs of one program.
         key = hashlib.sha256(repr((program.language, program.source, sorted(program.files.items()))).encode()).digest()
-        with self._lock:
-            known = self._binaries.get(key)
-        compiled = known or run(compile_order(program, limits, self._place))
+        compiled = self._binaries.get(key) or run(compile_order(program, limits, self._place))
         if compiled.ok:
-            with self._lock:
-                self._binaries[key] = compiled
-                while len(self._binaries) > _KEPT_BINARIES:
-                    self._binaries.popitem(last=False)
+            self._binaries.keep(key, compiled)
         binary = compiled.files.get(BINARY)
         # The binary is passed on below; it is no file that the caller asked for.
         compiled = replace(compiled, files={})

@@ -98,32 +98,27 @@ class LlmJudge(Endpoint):
     def forget(self) -> None:
         """Begin with free locks and nothing under way, in a child made by ``os.fork``."""
         self._totals_lock = threading.Lock()
-        self._cache.unlock()
         self._in_progress = {}
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         asked = self._texts(answer, reference, context)
         if not isinstance(asked, list):
             return asked
-        future = self._client.submit(self._judge(asked))
         try:
-            return future.result(self.asks * self.queue_s + self.deadline_s + _SPARE_S)
+            return self._client.background.run(
+                self._judge(asked), self.asks * self.queue_s + self.deadline_s + _SPARE_S
+            )
         except concurrent.futures.CancelledError:
             return Failed(reason="the judge was closed")
         except TimeoutError:
-            future.cancel()
             return Failed(reason="the judge's own thread does not answer")
-        except BaseException:
-            # For example after Ctrl-C: the request must not go on without its caller.
-            future.cancel()
-            raise
 
     async def ajudge(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         """Judge for asynchronous callers, on any event loop, without a thread for each call."""
         asked = self._texts(answer, reference, context)
         if not isinstance(asked, list):
             return asked
-        return await asyncio.wrap_future(self._client.submit(self._judge(asked)))
+        return await asyncio.wrap_future(self._client.background.submit(self._judge(asked)))
 
     @property
     def usage(self) -> dict[str, float]:

@@ -81,15 +81,10 @@ class RemoteSandbox(Sandbox):
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the loop of the connections and wait for it. Used by sessions too."""
         self._check_open(work)
-        future = self._background.submit(work)
         try:
-            return future.result()
+            return self._background.run(work)
         except CancelledError:
             raise self._was_closed() from None
-        except BaseException:
-            # For example after Ctrl-C: the request must not go on without its caller.
-            future.cancel()
-            raise
 
     async def await_(self, work: Coroutine[Any, Any, T]) -> T:
         """:meth:`wait` for asynchronous callers."""
