@@ -53,7 +53,7 @@ class LlmJudge(Endpoint):
     - ``pairwise``: 1, 0.5 or 0 as the answer is better than the reference, as good, or worse; asked in both orders and
       averaged, so that a judge who always prefers the first one gives 0.5. Passed above 0.5.
 
-    The question is ``context[question_key]``, a text or chat messages; it may be missing. Thoughts before ``</think>``
+    The question is ``context["prompt"]``, a text or chat messages; it may be missing. Thoughts before ``</think>``
     are not shown. An empty answer is worth 0 without a request. Parts: points by criterion, ``probability``,
     ``consistent`` and ``first_wins`` of ``pairwise``; and ``prompt_tokens``, ``completion_tokens``, ``requests`` and
     ``cached``.
@@ -68,7 +68,6 @@ class LlmJudge(Endpoint):
     scale: Sequence[int] = (1, 5)
     threshold: float | None = None
     guidance: str = ""
-    question_key: str = "prompt"
     max_chars: int = 20_000
     cache_dir: str | os.PathLike[str] | None = None
     cache_items: int = 10_000
@@ -133,7 +132,7 @@ class LlmJudge(Endpoint):
     def _texts(self, answer: str, reference: Any, context: Mapping[str, Any] | None) -> list[dict[str, str]] | Verdict:
         """The texts of each request to make, or a verdict that needs no request."""
         shown: dict[str, str] = {}
-        question = _question((context or {}).get(self.question_key))
+        question = _question((context or {}).get("prompt"))
         if question:
             shown["question"] = forms.clip_middle(question, self.max_chars)
         if reference is not None or self.kind != "rubric":

@@ -43,10 +43,7 @@ class LocalSandbox(SlotSandbox):
         python_paths: Sequence[str] = (),
         preload: Sequence[str] = (),
         minimum_isolation: Tier = "full",
-        weakest_tier: Tier | None = None,
     ) -> None:
-        if weakest_tier is not None:  # its former name
-            raise ConfigError(f"weakest_tier={weakest_tier!r}: this argument is now called minimum_isolation")
         super().__init__(slots, limits)
         if minimum_isolation not in TIERS:
             raise ConfigError(f"minimum_isolation={minimum_isolation!r}: allowed are {', '.join(TIERS)}")

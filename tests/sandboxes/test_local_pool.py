@@ -373,7 +373,6 @@ def test_limits_of_a_run_do_not_stay() -> None:
     [
         ({"slots": 0}, "slots=0"),
         ({"minimum_isolation": "none"}, "minimum_isolation='none'"),
-        ({"weakest_tier": "landlock"}, "weakest_tier='landlock': this argument is now called minimum_isolation"),
         ({"python_paths": ("relative",)}, "python_paths: 'relative'"),
         ({"limits": Limits(wall_s=-1)}, "wall_s=-1"),
         ({"languages": ("python", "cobol")}, "cobol"),
