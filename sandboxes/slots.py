@@ -205,10 +205,15 @@ class SlotSession(SandboxSession):
         return ended.result(slot.isolation)
 
     def upload(self, path: str, content: bytes) -> None:
-        self._open().write(check_path(path, "upload"), content)
+        refused = self._open().write(check_path(path, "upload"), content)
+        if refused:
+            raise ConfigError(f"upload: {path!r} cannot be written ({refused})")
 
     def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        return self._open().read(check_path(path, "download"), max_bytes)
+        content = self._open().read(check_path(path, "download"), max_bytes)
+        if isinstance(content, str):
+            raise ConfigError(f"download: {path!r} cannot be read ({content})")
+        return content
 
     def _open(self) -> Slot:
         if self._lost:

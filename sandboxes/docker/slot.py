@@ -15,8 +15,8 @@ from roll_envs.sandbox import Limits
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError, Reply
 from sandboxes.docker.engine import Engine, Plan, Shape
 from sandboxes.docker.inside.pid1 import MOST_RESIDUE
-from sandboxes.docker.isolation import MACHINES, filter_for, judge
-from sandboxes.local.inside import wire
+from sandboxes.docker.isolation import judge
+from sandboxes.local.inside import seccomp, wire
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.programs import Order
 from sandboxes.slot import Ended, NotBegunError
@@ -80,14 +80,15 @@ class ContainerSlot:
         self.shape = shape
         self._memory_mb = plan.memory_mb
         machine = engine.info["Architecture"]
-        if machine not in MACHINES:
-            raise ConfigError(f"the engine's machine is {machine!r}; filters of system calls are known for {MACHINES}")
+        if machine not in seccomp.MACHINES:
+            known = ", ".join(seccomp.MACHINES)
+            raise ConfigError(f"the engine's machine is {machine!r}; filters of system calls are known for {known}")
         self._spawned = engine.spawn(plan, shape, ["python3", "-s", "-c", _BOOT])
         self._broken = self._used_up = False
         try:
             self._channel = Channel(self._spawned.stream)
             texts = json.dumps(_module_texts()).encode()
-            hello = {"preload": PRELOADED, "filter": filter_for(machine).hex()}
+            hello = {"preload": PRELOADED, "filter": seccomp.build(machine, seccomp.Rules(one_container=True)).hex()}
             reply = self._request("hello", hello, wall_s=START_S, before=[b"%010d" % len(texts), texts])
             if reply is None:
                 raise SandboxError(f"PID 1 itself does not fit into {plan.memory_mb} MB; raise Limits.memory_mb")
@@ -134,18 +135,14 @@ class ContainerSlot:
             return Ended(report=None if told is None else told.result, oom=1)
         return self._bounded("cell", {"serial": number}, limits, [[source]], limits.wall_s)
 
-    def write(self, path: str, content: bytes) -> None:
-        told = self._simple("write", {"path": path}, [[content]]).result
-        if told["event"] == "refused":
-            raise ConfigError(f"upload: {path!r} cannot be written ({told['text']})")
+    def write(self, path: str, content: bytes) -> str:
+        return str(self._simple("write", {"path": path}, [[content]]).result.get("text", ""))
 
-    def read(self, path: str, max_bytes: int) -> bytes:
+    def read(self, path: str, max_bytes: int) -> bytes | str:
         reply = self._simple("read", {"path": path, "max_bytes": max_bytes})
-        if reply.result["event"] == "refused":
-            raise ConfigError(f"download: {path!r}: {reply.result['text']}")
-        if reply.result["size"] > max_bytes:
-            raise ConfigError(f"download: {path!r} is longer than max_bytes={max_bytes}")
-        return bytes(reply.files[""])
+        if reply.result.get("size", 0) > max_bytes:
+            return f"it is longer than max_bytes={max_bytes}"
+        return str(reply.result["text"]) if "text" in reply.result else bytes(reply.files[""])
 
     def end(self) -> None:
         try:

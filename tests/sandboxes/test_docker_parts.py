@@ -25,10 +25,11 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraErr
 from roll_envs.sandbox import Limits, make_sandbox
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from sandboxes.docker.engine import Shape
-from sandboxes.docker.isolation import MACHINES, filter_for, judge
+from sandboxes.docker.isolation import judge
 from sandboxes.docker.sandbox import DockerSandbox
 from sandboxes.docker.slot import _BOOT, _module_texts
 from sandboxes.local.inside.files import wipe
+from sandboxes.local.inside.seccomp import MACHINES, Rules, build
 from sandboxes.pool import Pool
 
 # -- the filter of system calls ----------------------------------------------------------------------------------------
@@ -87,11 +88,11 @@ def _verdict(program: bytes, machine: str, number: int, *arguments: int) -> int:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_filters(machine: str, name: str, numbers: tuple[int, int], arguments: tuple[int, ...], allowed: bool) -> None:
     number = numbers[MACHINES.index(machine)]
-    assert (_verdict(filter_for(machine), machine, number, *arguments) == ALLOW) == allowed, name
+    assert (_verdict(build(machine, Rules(one_container=True)), machine, number, *arguments) == ALLOW) == allowed, name
 
 
 def test_calls_of_another_architecture_end_the_process() -> None:
-    assert _verdict(filter_for("x86_64"), "x86_64", 0x4000_0000 + 1) == KILL
+    assert _verdict(build("x86_64", Rules(one_container=True)), "x86_64", 0x4000_0000 + 1) == KILL
 
 
 # -- wiping ------------------------------------------------------------------------------------------------------------
