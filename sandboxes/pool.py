@@ -31,27 +31,17 @@ class Pool:
         self._closed = False
         self._closers: list[threading.Thread] = []
 
-    def start(self, shape: Hashable, count: int, timeout_s: float) -> None:
-        """Fill ``count`` slots; raises the error of the first slot that could not be made."""
-        with self._changed:
-            for _ in range(count):
-                self._start_making(shape)
-            deadline = time.monotonic() + timeout_s
-            while self._making and self._failure is None:
-                if not self._changed.wait(deadline - time.monotonic()):
-                    raise DeadlineExceededError(f"the start of {count} sandbox slots", timeout_s)
-            if self._failure is not None:
-                raise _copy_of(self._failure) from self._failure
-
-    def acquire(self, shape: Hashable, timeout_s: float) -> Slot:
+    def acquire(self, shape: Hashable, timeout_s: float, ahead: int = 0) -> Slot:
         """A slot of that shape, for this caller alone; :meth:`release` it.
 
-        One that has died, or has another shape, is replaced. Raises what making it raised, and
-        :class:`DeadlineExceededError` when none was free in time.
+        One that has died, or has another shape, is replaced; ``ahead`` more are made meanwhile. Raises what making one
+        raised, and :class:`DeadlineExceededError` when none was free in time.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
             begun = self._begun
+            for _ in range(ahead):
+                self._start_making(shape)
             while True:
                 if self._closed:
                     raise SandboxError("the sandbox is closed; make a new one")

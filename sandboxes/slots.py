@@ -73,13 +73,11 @@ class SlotSandbox(Sandbox):
         self._binaries: Recent[bytes, RunResult] = Recent(_KEPT_BINARIES)
 
     def _begin(self, make: Callable[[Any], Slot], count: int, timeout_s: float) -> Slot:
-        """Start ``count`` slots, and return one. ``make`` must not refer to the sandbox, or it would live for ever."""
+        """The first of ``count`` slots that are made. ``make`` must not hold the sandbox, or it would live for ever."""
         self._pool: Pool = Pool(make, self._count)
         self._finalizer = weakref.finalize(self, _close, self._pool, os.getpid())
         try:
-            shape = self._shape(self._limits)
-            self._pool.start(shape, count, timeout_s)
-            slot = self._pool.acquire(shape, timeout_s)
+            slot = self._pool.acquire(self._shape(self._limits), timeout_s, ahead=count - 1)
         except BaseException:
             self._finalizer()
             raise

@@ -68,7 +68,8 @@ def test_many_threads_get_their_own_answers() -> None:
 
 def test_close_removes_the_containers_and_ends_programs() -> None:
     sandbox = open_sandbox(slots=2)
-    mine = workers(sandbox)
+    while len(mine := workers(sandbox)) < 2:  # the constructor waits for the first
+        time.sleep(0.1)
     faults: list[BaseException] = []
 
     def work() -> None:
