@@ -100,13 +100,9 @@ class LlmJudge(Endpoint):
         self._in_progress = {}
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        asked = self._texts(answer, reference, context)
-        if not isinstance(asked, list):
-            return asked
+        most_s = self.asks * self.queue_s + self.deadline_s + _SPARE_S
         try:
-            return self._client.background.run(
-                self._judge(asked), self.asks * self.queue_s + self.deadline_s + _SPARE_S
-            )
+            return self._client.background.run(self._judge(answer, reference, context), most_s)
         except concurrent.futures.CancelledError:
             return Failed(reason="the judge was closed")
         except TimeoutError:
@@ -114,10 +110,7 @@ class LlmJudge(Endpoint):
 
     async def ajudge(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         """Judge for asynchronous callers, on any event loop, without a thread for each call."""
-        asked = self._texts(answer, reference, context)
-        if not isinstance(asked, list):
-            return asked
-        return await asyncio.wrap_future(self._client.background.submit(self._judge(asked)))
+        return await asyncio.wrap_future(self._client.background.submit(self._judge(answer, reference, context)))
 
     @property
     def usage(self) -> dict[str, float]:
@@ -152,7 +145,10 @@ class LlmJudge(Endpoint):
             shown["reference"] = wanted
         return [{**shown, "answer": said}]
 
-    async def _judge(self, asked: list[dict[str, str]]) -> Verdict:
+    async def _judge(self, answer: str, reference: Any, context: Mapping[str, Any] | None) -> Verdict:
+        asked = self._texts(answer, reference, context)
+        if not isinstance(asked, list):
+            return asked
         told = await asyncio.gather(*(self._judge_once(texts) for texts in asked))
         for verdict in told:
             if isinstance(verdict, Failed):
