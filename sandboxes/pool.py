@@ -45,12 +45,13 @@ class Pool:
             while True:
                 if self._closed:
                     raise SandboxError("the sandbox is closed; make a new one")
-                slot = self._take(shape)
+                # A failure of an attempt that began before this call says nothing about the engine now.
+                failed = self._failed > begun
+                slot = self._take(shape, may_make=not failed)
                 if slot is not None:
                     self._busy.add(slot)
                     return slot
-                # A failure of an attempt that began before this call says nothing about the engine now.
-                if self._failed > begun and self._failure is not None:
+                if failed and self._failure is not None:
                     raise _copy_of(self._failure) from self._failure
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
@@ -88,8 +89,8 @@ class Pool:
 
     # The rest is called with the lock held.
 
-    def _take(self, shape: Hashable) -> Slot | None:
-        """An idle slot of this shape; else ``None``, and one is made if a slot is free or of another shape."""
+    def _take(self, shape: Hashable, *, may_make: bool) -> Slot | None:
+        """An idle slot of this shape; else ``None``, and one may be made if a slot is free or of another shape."""
         other: Slot | None = None
         for slot in list(self._idle):  # the first has had most time to set up its next run
             if not slot.alive:
@@ -100,6 +101,8 @@ class Pool:
                 return slot
             else:
                 other = slot
+        if not may_make:
+            return None
         if len(self._idle) + len(self._busy) + self._making < self._slots:
             self._start_making(shape)
         # This is called at every change: without the second condition each call would give up another idle slot.
