@@ -27,11 +27,10 @@ from .inside import wire
 from .inside.files import open_plain
 
 _INSIDE = str(Path(__file__).parent)
-# The folder of ``inside`` comes through stdin: an argument would be visible to every user in /proc. ``start`` is called
-# at module level, so that no frame of the supervisor is left below the program's.
+# Started in the folder of ``inside``, of which no argument tells, since every user sees those in /proc. ``start`` is
+# called at module level, so that no frame of the supervisor is left below the program's.
 _BOOT = (
-    "import sys, os; sys.path[0] = os.fsdecode(os.read(0, 4096)); os.dup2(1, 0)\n"
-    "from inside import supervisor\n"
+    "import os; from inside import supervisor; os.chdir('/')\n"
     "try:\n"
     "    supervisor.main(); start = None\n"
     "except supervisor.Untrusted as leap:\n"
@@ -144,8 +143,8 @@ class LocalSlot:
         self._supervisor = subprocess.Popen(
             [python, "-S", "-c", _BOOT, *map(str, fds)],  # -S: no site module, so no packages of the host
             env={"LANG": "C.UTF-8"},
-            cwd="/",
-            stdin=subprocess.PIPE,
+            cwd=_INSIDE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=fds,
@@ -153,13 +152,9 @@ class LocalSlot:
         )
         theirs_control.close()
         theirs_work.close()
-        assert self._supervisor.stdin is not None
-        # If the process has ended already, the first message below fails too and is reported.
-        with contextlib.suppress(OSError), self._supervisor.stdin as stdin:
-            if cpus:  # before it does anything; what it starts inherits it
-                os.sched_setaffinity(self._supervisor.pid, cpus)
-            stdin.write(os.fsencode(_INSIDE))
         try:
+            if cpus:  # before it is told to begin; what it starts inherits it
+                os.sched_setaffinity(self._supervisor.pid, cpus)
             wire.send(control, {**plan, "cgroup": dict(cgroup), "owner": os.getpid()})
             message: Mapping[str, Any] | None = {"event": "fault", "text": f"no sign of life within {START_S:g} s"}
             if _readable(START_S, control):
