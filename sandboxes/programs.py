@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, check_number, check_whole
 from roll_envs.sandbox import Language, Limits, Program
 from sandboxes.languages import BINARY, ROWS, check_language, check_room
 
@@ -42,14 +41,11 @@ class Order:
 
 def check_limits(limits: Limits) -> None:
     """Raise :class:`ConfigError` for limits that no program can run under."""
-    lowest = {"memory_mb": 16, "processes": 1, "output_bytes": 0, "files_mb": 1}
-    for name, least in lowest.items():
-        if getattr(limits, name) < least:
-            raise ConfigError(f"limits: {name}={getattr(limits, name)} is too small; at least {least}")
+    for name, least in {"memory_mb": 16, "processes": 1, "output_bytes": 0, "files_mb": 1}.items():
+        check_whole(f"limits: {name}", getattr(limits, name), least)
     for name in ("wall_s", "compile_s"):
-        value = getattr(limits, name)
-        if not (math.isfinite(value) and 0 < value <= 86400):
-            raise ConfigError(f"limits: {name}={value} is not a number of seconds between 0 and 86400")
+        allowed = "a number of seconds above 0, up to 86400"
+        check_number(f"limits: {name}", getattr(limits, name), lambda s: 0 < s <= 86400, allowed)
 
 
 def check_path(path: str, what: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
+from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError, check_number
 from roll_envs.recent import Recent
 from roll_envs.sandbox import (
     SANDBOX_CPUS,
@@ -65,8 +65,7 @@ class SlotSandbox(Sandbox):
 
     def __init__(self, slots: int | None, limits: Limits | None) -> None:
         self._count = os.cpu_count() or 1 if slots is None else slots
-        if not 1 <= self._count <= 1024:
-            raise ConfigError(f"slots={slots}: a number from 1 to 1024 is needed")
+        check_number("slots", self._count, lambda n: n in range(1, 1025), "a whole number from 1 to 1024")
         self._limits = limits or Limits()
         check_limits(self._limits)
         self._pid = os.getpid()

@@ -173,10 +173,8 @@ class ToolCallsVerifier:
         self._parse = find_tool_format(self.format).parse
         self.specs = None if self.tools is None else _specs(self.tools)
         check_whole("least", self.least, 0)
-        if self.most is not None and (
-            isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < self.least
-        ):
-            raise ConfigError(f"most must be a whole number of least ({self.least}) or more, not {self.most!r}")
+        if self.most is not None:
+            check_whole("most", self.most, self.least)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         specs = self.specs

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from roll_envs.background import forget_in_children
-from roll_envs.errors import ConfigError, check_one_of, check_whole
+from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
 from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
@@ -79,13 +79,10 @@ class LlmJudge(Endpoint):
         if self.criteria is not None and self.kind != "rubric":
             raise ConfigError(f"criteria belong to kind 'rubric', not to {self.kind!r}")
         if self.threshold is not None:
-            usable = isinstance(self.threshold, int | float) and not isinstance(self.threshold, bool)
-            if self.kind == "pairwise" or not usable or not 0 <= self.threshold <= 1:
-                said = f"threshold is a number from 0 to 1 for correctness and rubric, not {self.threshold!r}"
-                raise ConfigError(said)
+            wanted = "a number from 0 to 1, for correctness or rubric"
+            check_number("threshold", self.threshold, lambda n: 0 <= n <= 1 and self.kind != "pairwise", wanted)
         check_whole("max_chars", self.max_chars, 100)
-        if isinstance(self.asks, bool) or not isinstance(self.asks, int) or not 1 <= self.asks <= 10:
-            raise ConfigError(f"asks must be a whole number from 1 to 10, not {self.asks!r}")
+        check_number("asks", self.asks, lambda n: n in range(1, 11), "a whole number from 1 to 10")
         rubric = self.kind == "rubric"
         self.form = forms.rubric_form(self.criteria or {}, self.scale) if rubric else forms.ONE_WORD[self.kind]
         self._cache = ReplyCache(self.cache_dir, self.cache_items)

@@ -92,10 +92,9 @@ class CodeVerifier:
             check_number(name, getattr(self, name), lambda n: 0 < n <= 1e6, "a number above 0")
         if self.tolerance is not None:
             check_number("tolerance", self.tolerance, lambda n: 0 <= n < 1, "at least 0 and below 1")
-        if not isinstance(self.sandbox, Sandbox | str):
-            raise ConfigError(f"sandbox must be a Sandbox or the name of a backend, not {self.sandbox!r}")
-        if not isinstance(self.tests_sandbox, Sandbox | str | None):
-            raise ConfigError(f"tests_sandbox must be a Sandbox or the name of a backend, not {self.tests_sandbox!r}")
+        for name, given in (("sandbox", self.sandbox), ("tests_sandbox", self.tests_sandbox or "")):
+            if not isinstance(given, Sandbox | str):
+                raise ConfigError(f"{name} must be a Sandbox or the name of a backend, not {given!r}")
         self.limits = Limits(wall_s=self.time_s, memory_mb=int(self.memory_mb), compile_s=self.compile_s)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
