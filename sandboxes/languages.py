@@ -71,11 +71,9 @@ def _filled(command: str | Sequence[str], tool: str, memory_mb: int = 0) -> list
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 ROWS: Mapping[Language, Row] = {language: Row(**_TABLE[language]) for language in LANGUAGES}
 
-FUSION_NAMES: Mapping[str, Language] = {
-    **{language: language for language in LANGUAGES if language not in ("javascript",)},
-    "nodejs": "javascript",
-}
-"""SandboxFusion's names of languages -> ours."""
+FUSION_OF: Mapping[str, str] = {language: language for language in LANGUAGES} | {"javascript": "nodejs"}
+"""Our names of languages -> SandboxFusion's."""
+FUSION_NAMES: Mapping[str, Language] = {FUSION_OF[language]: language for language in LANGUAGES}
 
 
 def longest_s(language: Language, limits: Limits) -> float:

@@ -16,8 +16,8 @@ from typing import Any
 import pydantic
 
 from roll_envs.errors import SandboxError
-from roll_envs.verifiers.extract import fences
-from sandboxes.languages import FUSION_NAMES, ROWS
+from roll_envs.verifiers.extract import FENCE_WORDS, fences
+from sandboxes.languages import FUSION_NAMES, FUSION_OF, ROWS
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, fill, parse_json
 from sandboxes.service.replies import Answer, Refusal
@@ -33,14 +33,7 @@ SHOWN_CHARS = 1000
 """Length at which inputs and outputs in ``test_info`` are cut, unless ``extra.return_full_case``."""
 CLOSE_ENOUGH = 1e-5
 
-ALIASES = {"py": "python", "python3": "python", "c++": "cpp", "cc": "cpp", "sh": "bash", "shell": "bash"} | {
-    "js": "nodejs",
-    "ts": "typescript",
-    "rs": "rust",
-    "golang": "go",
-    "javascript": "nodejs",
-    "node": "nodejs",
-}
+ALIASES = {alias: FUSION_OF.get(name, name) for name, aliases in FENCE_WORDS.items() for alias in aliases}
 
 CHEATABLE = "the tests ran inside the sandbox beside the program, which could fake them; POST /judge cannot be faked so"
 
