@@ -100,17 +100,16 @@ class CodeVerifier:
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         try:
             plan = read_plan(reference)
-            cases = self.cases(answer, plan)
+            cases = self.cases(code_of(answer, self.language), plan)
         except Unusable as error:
             return Failed(reason=f"the tests cannot be used: {error}")
         except RollError as error:  # infrastructure failures of the sandbox, not errors of the program
             return Failed(reason=f"{type(error).__name__}: {error}")
         return self._score(cases)
 
-    def cases(self, answer: str, plan: Plan) -> list[CaseResult]:
-        """The result of each test. Raises :class:`Unusable` for tests that are at fault, or that only their own jail
-        beside the program could run, and what the sandbox raises."""
-        source = code_of(answer, self.language)
+    def cases(self, source: str, plan: Plan) -> list[CaseResult]:
+        """The result of each test of a program. Raises :class:`Unusable` for tests that are at fault or that only their
+        own jail beside the program could run, and what the sandbox raises."""
         source = f"{plan.prefix}\n{source}" if plan.prefix else source
         if len(source) > _MAX_SOURCE:
             detail = f"the code has {len(source)} characters; at most {_MAX_SOURCE} are judged"
