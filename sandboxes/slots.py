@@ -66,8 +66,7 @@ class SlotSandbox(Sandbox):
     def __init__(self, slots: int | None, limits: Limits | None) -> None:
         self._count = os.cpu_count() or 1 if slots is None else slots
         check_number("slots", self._count, lambda n: n in range(1, 1025), "a whole number from 1 to 1024")
-        self._limits = limits or Limits()
-        check_limits(self._limits)
+        self._limits = check_limits(limits or Limits())
         self._pid = os.getpid()
         self._binaries: Recent[bytes, RunResult] = Recent(_KEPT_BINARIES)
 
@@ -88,7 +87,7 @@ class SlotSandbox(Sandbox):
         return None
 
     def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
-        limits = self._checked(limits)
+        limits = check_limits(limits or self._limits)
         deadline = time.monotonic() + timeout_s
         shape = self._shape(limits)
         asked = order(program, limits, self._place)
@@ -151,7 +150,7 @@ class SlotSandbox(Sandbox):
         raise AssertionError("unreachable")
 
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> SlotSession:
-        limits = self._checked(limits)
+        limits = check_limits(limits or self._limits)
         head = session_head(language, limits, self._place)
         deadline = time.monotonic() + SESSION_WAIT_S
         slot, _ = self._on_a_slot(self._shape(limits), deadline, lambda slot: slot.open(head, limits))
@@ -160,12 +159,6 @@ class SlotSandbox(Sandbox):
     def close(self) -> None:
         """Close all slots; runs and sessions in progress in other threads raise :class:`SandboxError`."""
         self._finalizer()
-
-    def _checked(self, limits: Limits | None) -> Limits:
-        if limits is None:
-            return self._limits
-        check_limits(limits)
-        return limits
 
 
 def _close(pool: Pool, owner: int) -> None:
@@ -187,8 +180,7 @@ class SlotSession(SandboxSession):
         self._cells = 0
 
     def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
-        limits = self._limits if limits is None else limits
-        check_limits(limits)
+        limits = check_limits(limits or self._limits)
         slot = self._open()
         if self._sandbox._shape(replace(limits, memory_mb=self._limits.memory_mb)) != slot.shape:
             raise ConfigError(
