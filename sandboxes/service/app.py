@@ -86,7 +86,7 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
 
 def _health(service: Service) -> dict[str, Any]:
     pool = service.pool
-    status = "draining" if service.draining else "ok" if pool.alive else "no_workers"
+    status = "draining" if pool.draining else "ok" if pool.alive else "no_workers"
     return {
         "service": "roll-sandbox",
         "api": VERSION,

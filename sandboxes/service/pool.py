@@ -57,7 +57,7 @@ class Pool:
         self._workers: set[Worker] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop = asyncio.Event()
-        self._draining = self._closed = False
+        self.draining = self._closed = False
         self.running = 0
         self.isolation: Isolation | None = None
         self.has_pytest = False
@@ -107,7 +107,7 @@ class Pool:
                 async with self.lease(max(0.0, last_start - time.monotonic())) as worker:
                     return await worker.call(job, timeout_s=work_s + RUN_MARGIN_S + OVERRUN_S)
             except SandboxError as error:
-                again = attempt < self._settings.attempts and time.monotonic() < last_start and not self._draining
+                again = attempt < self._settings.attempts and time.monotonic() < last_start and not self.draining
                 log.warning("attempt %d failed (%s): %s", attempt, "trying again" if again else "giving up", error)
                 if not again:
                     raise
@@ -123,7 +123,7 @@ class Pool:
 
     async def make_extra(self) -> Worker:
         """An additional worker outside the pool, for a session; the caller closes it."""
-        if self._draining:
+        if self.draining:
             raise DrainingError("the service is stopping and opens no sessions; ask another instance")
         making = self._spawn(self._make_worker())
         try:
@@ -134,14 +134,14 @@ class Pool:
 
     def drain(self) -> None:
         """Refuse new requests; those that wait or run are finished."""
-        self._draining = True
+        self.draining = True
 
     async def close(self) -> None:
         """End everything: waiting requests get :class:`DrainingError`, running ones :class:`SandboxError`.
 
         Calling it again does nothing.
         """
-        self._draining = self._closed = True
+        self.draining = self._closed = True
         self._stop.set()
         for _ in range(self.waiting):
             self._idle.put_nowait(None)
@@ -154,7 +154,7 @@ class Pool:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _take(self, timeout_s: float) -> Worker:
-        if self._draining:
+        if self.draining:
             raise DrainingError("the service is stopping and takes no new requests; ask another instance")
         if self._idle.empty() and self.waiting >= self.queue:
             raise QueueFullError(f"{self.queue} requests wait already; ask again later, or start with a longer --queue")

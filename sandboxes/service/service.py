@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from roll_envs.sandbox import Sandbox
 from sandboxes.service.metrics import PAGE_TYPE, Metrics
-from sandboxes.service.pool import OVERRUN_S, DrainingError, Pool
+from sandboxes.service.pool import OVERRUN_S, Pool
 from sandboxes.service.reading import BodyBudget, read_json
 from sandboxes.service.replies import Answer, Refusal, encode_json, refusal_of
 from sandboxes.service.sessions import Sessions
@@ -46,7 +46,6 @@ class Service:
         self.body_budget = BodyBudget(settings.max_held_bytes)
         self.active = 0
         """Requests that have not been answered yet."""
-        self.draining = False
         self._reaper: asyncio.Task[None] | None = None
         for name, text, value in (
             ("queue_length", "Requests that wait for a slot.", lambda: self.pool.waiting),
@@ -54,7 +53,7 @@ class Service:
             ("slots", "Slots in all.", lambda: self.pool.slots),
             ("workers_alive", "Workers that can be used.", lambda: self.pool.alive),
             ("sessions_open", "Open sessions.", lambda: len(self.sessions)),
-            ("draining", "1 while the service finishes its work before it stops.", lambda: self.draining),
+            ("draining", "1 while the service finishes its work before it stops.", lambda: self.pool.draining),
         ):
             self.metrics.watch(name, text, value)
 
@@ -65,7 +64,6 @@ class Service:
 
     async def drain(self) -> bool:
         """Refuse new requests and wait at most ``drain_timeout_s`` for the others; returns whether all finished."""
-        self.draining = True
         self.pool.drain()
         deadline = time.monotonic() + self.settings.drain_timeout_s
         while self.active and time.monotonic() < deadline:
@@ -74,7 +72,6 @@ class Service:
 
     async def close(self) -> None:
         """End all sessions, requests and workers."""
-        self.draining = True
         if self._reaper is not None:
             self._reaper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -126,8 +123,6 @@ class Service:
             challenge = {"WWW-Authenticate": 'Bearer realm="roll-sandbox"'}
             message = "send Authorization: Bearer TOKEN (or a URL like http://x:TOKEN@host:port)"
             raise Refusal(401, "unauthorized", message, challenge)
-        if self.draining:
-            raise DrainingError("the service is stopping and takes no new requests; ask another instance")
 
     async def _until_gone(self, request: Request, answering: Coroutine[Any, Any, Answer]) -> Answer:
         """Await ``answering`` unless the client disconnects or the longest time for a request is over."""
