@@ -3,8 +3,9 @@
     python benchmarks/learner_mfu.py --peak-tflops 989                  # one H100: dense bfloat16
     python benchmarks/learner_mfu.py --device cpu --shapes tiny --peak-tflops 0.1 --precision float32
 
-Only what a step needs is counted: 2 operations per weight and token forward and 4 backward, the head for sampled tokens
-alone, and causal attention. What is computed twice to save memory (logits, checkpointed layers) counts once.
+A step begins with making its micro-batches. Only what it needs is counted: 2 operations per weight and token forward
+and 4 backward, the head for sampled tokens alone, and causal attention. What is computed twice to save memory (logits,
+checkpointed layers) counts once.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, name: str, shape: Shape) -> str:
     cuda = options.device.startswith("cuda")
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
     with torch.device(options.device):
         network: Any = Qwen2ForCausalLM(
             Qwen2Config(
@@ -130,10 +133,9 @@ def measure(options: argparse.Namespace, name: str, shape: Shape) -> str:
     rows, advantages = make_rows(shape.vocabulary, rows=options.rows, tokens=options.tokens)
     budget = options.tokens_per_microbatch
     times = []
+    tokens, used = tokens_of(rows).with_columns(advantage=np.concatenate(advantages)), range(len(rows))
     for _ in range(1 + options.steps):
         started = time.perf_counter()
-        tokens, used = tokens_of(rows), range(len(rows))
-        tokens = tokens.with_columns(advantage=np.concatenate(advantages))
         batches = make_batches(rows, tokens, used, pack_tokens=budget, tokens_per_microbatch=budget)
         learner.step(batches, denominators_of(tokens, used), lr=1e-6, on_policy=True)
         if cuda:

@@ -30,6 +30,7 @@ from pathlib import Path
 
 import torch
 import yaml
+from gpu import network_of
 
 import roll_envs
 from trainer.cluster.learner_ranks import LearnerRanks
@@ -39,6 +40,7 @@ from trainer.engines import make_engine
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.transfer import TRANSPORTS
 from trainer.learner import TorchSettings
+from trainer.learner.gradients import cast_weights
 from trainer.learner.torch import TorchLearner
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel, build_model
@@ -48,8 +50,9 @@ SHAPES = {
     "10m": ModelConfig(hidden_size=384, layers=4, heads=6, mlp_ratio=4),
     "135m": ModelConfig(hidden_size=576, layers=30, heads=9, mlp_ratio=1536 / 576),
     "360m": ModelConfig(hidden_size=960, layers=32, heads=15, mlp_ratio=2560 / 960),
-    "0.5b": ModelConfig(hidden_size=1280, layers=19, heads=20, mlp_ratio=4),
 }
+LARGE = ("0.5b", "1.5b")
+"""Of Qwen2.5, random."""
 SOURCES = {
     "trainer": "trainer",
     "ranks": "2 ranks",
@@ -220,7 +223,7 @@ def measure_way(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["10m", "135m", "360m"])
+    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, *LARGE], default=["10m", "135m", "360m"])
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES))
     parser.add_argument("--ways", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
     parser.add_argument("--updates", type=int, default=5, help="after the first")
@@ -229,9 +232,12 @@ def main() -> None:
     parser.add_argument("--settings", nargs="*", default=[], metavar="KEY=VALUE", help="of the server, as engine.KEY")
     options = parser.parse_args()
     for shape in options.shapes:
-        model = build_model(SHAPES[shape], roll_envs.make("roll/FrozenLake-v0"), seed=0)
+        if shape in LARGE:
+            model = LanguageModel(network=network_of(shape, options.device), tokenizer=None)
+        else:
+            model = build_model(SHAPES[shape], roll_envs.make("roll/FrozenLake-v0"), seed=0)
         if options.device == "cuda":  # a learner there computes in what the server computes in
-            model.network.to("cuda", getattr(torch, options.dtype))
+            cast_weights(model.network.to("cuda"), getattr(torch, options.dtype))
         weights = sum(tensor.nbytes for _, tensor in weights_of(model.network)) / 2**20
         print(f"\n{shape} parameters, {weights:.1f} MiB of weights in the learner, server in {options.dtype}\n")
         print(

@@ -73,6 +73,16 @@ class EventLoopThread:
                 self._loop, self._thread = loop, thread
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """:meth:`submit`, and wait. Raises ``TimeoutError`` after ``timeout_s``, ``CancelledError`` (of
+        ``concurrent.futures``) after :meth:`stop`, and what ``work`` raises; it does not go on without its caller."""
+        future = self.submit(work)
+        try:
+            return future.result(timeout_s)
+        except BaseException:  # also Ctrl-C
+            future.cancel()
+            raise
+
     def stop(self) -> None:
         """Cancel what runs on the loop and end the thread. Calling it again does nothing."""
         with self._lock:

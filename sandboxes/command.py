@@ -94,6 +94,7 @@ def _serve(options: argparse.Namespace) -> int:
     try:
         # Asked for before anything of the service is imported: the error then names the extra to install, not a
         # module.
+        import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:

@@ -31,36 +31,27 @@ class Pool:
         self._closed = False
         self._closers: list[threading.Thread] = []
 
-    def start(self, shape: Hashable, count: int, timeout_s: float) -> None:
-        """Fill ``count`` slots; raises the error of the first slot that could not be made."""
-        with self._changed:
-            for _ in range(count):
-                self._start_making(shape)
-            deadline = time.monotonic() + timeout_s
-            while self._making and self._failure is None:
-                if not self._changed.wait(deadline - time.monotonic()):
-                    raise DeadlineExceededError(f"the start of {count} sandbox slots", timeout_s)
-            if self._failure is not None:
-                raise _copy_of(self._failure) from self._failure
-
-    def acquire(self, shape: Hashable, timeout_s: float) -> Slot:
+    def acquire(self, shape: Hashable, timeout_s: float, ahead: int = 0) -> Slot:
         """A slot of that shape, for this caller alone; :meth:`release` it.
 
-        One that has died, or has another shape, is replaced. Raises what making it raised, and
-        :class:`DeadlineExceededError` when none was free in time.
+        One that has died, or has another shape, is replaced; ``ahead`` more are made meanwhile. Raises what making one
+        raised, and :class:`DeadlineExceededError` when none was free in time.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
             begun = self._begun
+            for _ in range(ahead):
+                self._start_making(shape)
             while True:
                 if self._closed:
                     raise SandboxError("the sandbox is closed; make a new one")
-                slot = self._take(shape)
+                # A failure of an attempt that began before this call says nothing about the engine now.
+                failed = self._failed > begun
+                slot = self._take(shape, may_make=not failed)
                 if slot is not None:
                     self._busy.add(slot)
                     return slot
-                # A failure of an attempt that began before this call says nothing about the engine now.
-                if self._failed > begun and self._failure is not None:
+                if failed and self._failure is not None:
                     raise _copy_of(self._failure) from self._failure
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
@@ -98,8 +89,8 @@ class Pool:
 
     # The rest is called with the lock held.
 
-    def _take(self, shape: Hashable) -> Slot | None:
-        """An idle slot of this shape; else ``None``, and one is made if a slot is free or of another shape."""
+    def _take(self, shape: Hashable, *, may_make: bool) -> Slot | None:
+        """An idle slot of this shape; else ``None``, and one may be made if a slot is free or of another shape."""
         other: Slot | None = None
         for slot in list(self._idle):  # the first has had most time to set up its next run
             if not slot.alive:
@@ -110,6 +101,8 @@ class Pool:
                 return slot
             else:
                 other = slot
+        if not may_make:
+            return None
         if len(self._idle) + len(self._busy) + self._making < self._slots:
             self._start_making(shape)
         # This is called at every change: without the second condition each call would give up another idle slot.

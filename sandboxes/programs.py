@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, check_number, check_whole
 from roll_envs.sandbox import Language, Limits, Program
 from sandboxes.languages import BINARY, ROWS, check_language, check_room
 
@@ -40,16 +39,14 @@ class Order:
     stdin: bytes
 
 
-def check_limits(limits: Limits) -> None:
-    """Raise :class:`ConfigError` for limits that no program can run under."""
-    lowest = {"memory_mb": 16, "processes": 1, "output_bytes": 0, "files_mb": 1}
-    for name, least in lowest.items():
-        if getattr(limits, name) < least:
-            raise ConfigError(f"limits: {name}={getattr(limits, name)} is too small; at least {least}")
+def check_limits(limits: Limits) -> Limits:
+    """``limits``. Raises :class:`ConfigError` for those that no program can run under."""
+    for name, least in {"memory_mb": 16, "processes": 1, "output_bytes": 0, "files_mb": 1}.items():
+        check_whole(f"limits: {name}", getattr(limits, name), least)
     for name in ("wall_s", "compile_s"):
-        value = getattr(limits, name)
-        if not (math.isfinite(value) and 0 < value <= 86400):
-            raise ConfigError(f"limits: {name}={value} is not a number of seconds between 0 and 86400")
+        allowed = "a number of seconds above 0, up to 86400"
+        check_number(f"limits: {name}", getattr(limits, name), lambda s: 0 < s <= 86400, allowed)
+    return limits
 
 
 def check_path(path: str, what: str) -> str:
@@ -76,8 +73,7 @@ def _environment(place: Place, extra: Mapping[str, str]) -> dict[str, str]:
 
 def order(program: Program, limits: Limits, place: Place) -> Order:
     """The order to run a program; for compiled languages to run the binary, see :func:`compile_order`."""
-    _check_language(program.language, place)
-    check_room(program.language, limits)
+    _check_language(program.language, limits, place)
     for value in program.arguments:
         if "\0" in value:
             raise ConfigError(f"arguments: {value!r} holds a NUL, which no argument can")
@@ -90,10 +86,11 @@ def order(program: Program, limits: Limits, place: Place) -> Order:
     return _order(program, limits, place, command)
 
 
-def _check_language(language: Language, place: Place) -> None:
+def _check_language(language: Language, limits: Limits, place: Place) -> None:
     check_language(language)
     if language != "python" and language not in place.tools:
         place.refuse(language)
+    check_room(language, limits)
 
 
 def _order(program: Program, limits: Limits, place: Place, command: Sequence[str]) -> Order:
@@ -138,8 +135,7 @@ def compile_order(program: Program, limits: Limits, place: Place) -> Order:
 
 def session_head(language: Language, limits: Limits, place: Place) -> dict[str, Any]:
     """The opening order of a session; ``command`` is ``None`` for Python, else it gets the cell's file name."""
-    _check_language(language, place)
-    check_room(language, limits)
+    _check_language(language, limits, place)
     row = ROWS[language]
     command = None if language == "python" else row.cell(place.tools[language], limits.memory_mb)
     return {"command": command, "main": row.main, "environ": _environment(place, {})}

@@ -90,8 +90,12 @@ class Slot(Protocol):
         """Begin a session."""
 
     def cell(self, number: int, source: bytes, limits: Limits) -> Ended: ...
-    def write(self, path: str, content: bytes) -> None: ...
-    def read(self, path: str, max_bytes: int) -> bytes: ...
+    def write(self, path: str, content: bytes) -> str:
+        """Write a file; why that cannot be done, or an empty text."""
+
+    def read(self, path: str, max_bytes: int) -> bytes | str:
+        """A plain file, or why it cannot be read."""
+
     def end(self) -> None:
         """End the session; closes the slot if that fails."""
 

@@ -7,15 +7,14 @@ import hashlib
 import logging
 import os
 import signal
-import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
+from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError, check_number
+from roll_envs.recent import Recent
 from roll_envs.sandbox import (
     SANDBOX_CPUS,
     Language,
@@ -66,22 +65,17 @@ class SlotSandbox(Sandbox):
 
     def __init__(self, slots: int | None, limits: Limits | None) -> None:
         self._count = os.cpu_count() or 1 if slots is None else slots
-        if not 1 <= self._count <= 1024:
-            raise ConfigError(f"slots={slots}: a number from 1 to 1024 is needed")
-        self._limits = limits or Limits()
-        check_limits(self._limits)
+        check_number("slots", self._count, lambda n: n in range(1, 1025), "a whole number from 1 to 1024")
+        self._limits = check_limits(limits or Limits())
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._binaries: OrderedDict[bytes, RunResult] = OrderedDict()
+        self._binaries: Recent[bytes, RunResult] = Recent(_KEPT_BINARIES)
 
     def _begin(self, make: Callable[[Any], Slot], count: int, timeout_s: float) -> Slot:
-        """Start ``count`` slots, and return one. ``make`` must not refer to the sandbox, or it would live for ever."""
+        """The first of ``count`` slots that are made. ``make`` must not hold the sandbox, or it would live for ever."""
         self._pool: Pool = Pool(make, self._count)
         self._finalizer = weakref.finalize(self, _close, self._pool, os.getpid())
         try:
-            shape = self._shape(self._limits)
-            self._pool.start(shape, count, timeout_s)
-            slot = self._pool.acquire(shape, timeout_s)
+            slot = self._pool.acquire(self._shape(self._limits), timeout_s, ahead=count - 1)
         except BaseException:
             self._finalizer()
             raise
@@ -93,7 +87,7 @@ class SlotSandbox(Sandbox):
         return None
 
     def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
-        limits = self._checked(limits)
+        limits = check_limits(limits or self._limits)
         deadline = time.monotonic() + timeout_s
         shape = self._shape(limits)
         asked = order(program, limits, self._place)
@@ -105,14 +99,9 @@ class SlotSandbox(Sandbox):
             return run(asked)
         # The tests of one answer are runs of one program.
         key = hashlib.sha256(repr((program.language, program.source, sorted(program.files.items()))).encode()).digest()
-        with self._lock:
-            known = self._binaries.get(key)
-        compiled = known or run(compile_order(program, limits, self._place))
+        compiled = self._binaries.get(key) or run(compile_order(program, limits, self._place))
         if compiled.ok:
-            with self._lock:
-                self._binaries[key] = compiled
-                while len(self._binaries) > _KEPT_BINARIES:
-                    self._binaries.popitem(last=False)
+            self._binaries.keep(key, compiled)
         binary = compiled.files.get(BINARY)
         # The binary is passed on below; it is no file that the caller asked for.
         compiled = replace(compiled, files={})
@@ -161,7 +150,7 @@ class SlotSandbox(Sandbox):
         raise AssertionError("unreachable")
 
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> SlotSession:
-        limits = self._checked(limits)
+        limits = check_limits(limits or self._limits)
         head = session_head(language, limits, self._place)
         deadline = time.monotonic() + SESSION_WAIT_S
         slot, _ = self._on_a_slot(self._shape(limits), deadline, lambda slot: slot.open(head, limits))
@@ -170,12 +159,6 @@ class SlotSandbox(Sandbox):
     def close(self) -> None:
         """Close all slots; runs and sessions in progress in other threads raise :class:`SandboxError`."""
         self._finalizer()
-
-    def _checked(self, limits: Limits | None) -> Limits:
-        if limits is None:
-            return self._limits
-        check_limits(limits)
-        return limits
 
 
 def _close(pool: Pool, owner: int) -> None:
@@ -197,8 +180,7 @@ class SlotSession(SandboxSession):
         self._cells = 0
 
     def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
-        limits = self._limits if limits is None else limits
-        check_limits(limits)
+        limits = check_limits(limits or self._limits)
         slot = self._open()
         if self._sandbox._shape(replace(limits, memory_mb=self._limits.memory_mb)) != slot.shape:
             raise ConfigError(
@@ -212,10 +194,15 @@ class SlotSession(SandboxSession):
         return ended.result(slot.isolation)
 
     def upload(self, path: str, content: bytes) -> None:
-        self._open().write(check_path(path, "upload"), content)
+        refused = self._open().write(check_path(path, "upload"), content)
+        if refused:
+            raise ConfigError(f"upload: {path!r} cannot be written ({refused})")
 
     def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        return self._open().read(check_path(path, "download"), max_bytes)
+        content = self._open().read(check_path(path, "download"), max_bytes)
+        if isinstance(content, str):
+            raise ConfigError(f"download: {path!r} cannot be read ({content})")
+        return content
 
     def _open(self) -> Slot:
         if self._lost:

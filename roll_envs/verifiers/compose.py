@@ -145,39 +145,26 @@ class AnyOf(_Composite):
 class Gate(_Composite):
     """``then`` judges only answers that pass every gate of ``parts`` (in order); others get ``closed``, not passed.
 
-    With all gates passed the verdict is that of ``then``. Behind a closed gate nothing is judged, so failures there do
-    not matter.
+    With all gates passed the verdict is that of ``then``, whose numbers are those of the part ``answer``. Behind a
+    closed gate nothing is judged, so failures there do not matter.
     """
 
-    def __init__(
-        self,
-        *,
-        parts: Mapping[str, PartSpec],
-        then: PartSpec,
-        then_name: str = "answer",
-        closed: float = 0.0,
-    ) -> None:
+    def __init__(self, *, parts: Mapping[str, PartSpec], then: PartSpec, closed: float = 0.0) -> None:
         super().__init__(parts=parts)
-        if then_name in self.parts:
-            raise ConfigError(f"then_name {then_name!r} is the name of a gate; choose another")
+        if _THEN in self.parts:
+            raise ConfigError(f"{_THEN!r} is the name of `then`; choose another for that gate")
         check_number("closed, the value behind a closed gate,", closed, math.isfinite, "a finite number")
-        self.then, self.then_name, self.closed = _make_part(then), then_name, float(closed)
-
-    def close(self) -> None:
-        super().close()
-        close_verifier(self.then)
+        self.parts[_THEN], self.closed = _make_part(then), float(closed)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         scores, reasons = self._ask(answer, reference, context, _is_closed)
         if reasons:
             return _failed(reasons)
-        if any(map(_is_closed, scores.values())):
-            return _score(self.closed, False, scores)
-        last = judge(self.then, answer, reference, context)
-        if isinstance(last, Failed):
-            return _failed({self.then_name: last.reason})
-        scores[self.then_name] = last
-        return _score(last.value, last.passed, scores)
+        last = scores.get(_THEN)
+        return _score(self.closed, False, scores) if last is None else _score(last.value, last.passed, scores)
+
+
+_THEN = "answer"
 
 
 def _never(verdict: Verdict) -> bool:

@@ -215,7 +215,7 @@ def answer_phrase(text: str) -> str | None:
     return found[-1].text if found else None
 
 
-_LANGUAGE_NAMES = {
+FENCE_WORDS = {
     "python": ("python", "python3", "py", "py3"),
     "cpp": ("cpp", "c++", "cc", "cxx", "c"),
     "javascript": ("javascript", "js", "node"),
@@ -264,7 +264,7 @@ def code_of(answer: str, language: str = "python") -> str:
     A block that is opened and never closed reaches to the end (the answer was cut off).
     """
     text = after_thinking(answer).replace("\r\n", "\n")
-    names = ("", *_LANGUAGE_NAMES.get(language, (language,)))
+    names = ("", *FENCE_WORDS.get(language, (language,)))
     blocks = [block for block in fences(text)[0] if block.language.lower() in names]
     named = [block for block in blocks if block.language]
     return (named or blocks)[-1].body if blocks else text

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from roll_envs.errors import ConfigError, UnknownNameError, check_number, check_one_of, check_whole
 from roll_envs.tools.arguments import call_problem, check_schema
 from roll_envs.tools.formats import find_tool_format
-from roll_envs.tools.formats.reading import read_json, skip_space
+from roll_envs.tools.formats.reading import read_whole_json
 from roll_envs.tools.types import ToolSpec
 from roll_envs.verifiers.extract import after_thinking, fences
 from roll_envs.verifiers.types import Failed, Score, Verdict
@@ -136,11 +136,9 @@ class JsonVerifier:
         if self.fenced:
             blocks, outside = fences(text)
             text = blocks[0].body if len(blocks) == 1 and blocks[0].closed and not outside.strip() else text
-        read = read_json(text, 0)
+        read = read_whole_json(text)
         if read.problem:
             return _score(f"no JSON: {read.problem}")
-        if skip_space(text, read.end) < len(text):
-            return _score("there is text after the JSON")
         return _score("") if schema is None else self._fit(text, schema)
 
     def _fit(self, text: str, schema: Any) -> Verdict:
@@ -161,14 +159,13 @@ class ToolCallsVerifier:
 
     ``format``: how calls are written (a name of ``roll_envs.tools.TOOL_FORMATS``). ``tools``: what may be called, as
     :class:`~roll_envs.tools.ToolSpec` or the JSON that models are shown (``{"name", "description", "parameters"}``,
-    in ``{"type": "function", "function": ...}`` or not); else ``context[tools_key]`` holds them. A call is valid when
+    in ``{"type": "function", "function": ...}`` or not); else ``context["tools"]`` holds them. A call is valid when
     it can be read, names one of the tools, and its arguments fit the tool's schema. ``least`` and ``most``: how many
     calls there must and may be; fewer or more are worth 0. Parts: ``calls``, ``valid_calls``.
     """
 
     format: str = "hermes"
     tools: Sequence[ToolSpec | Mapping[str, Any]] | None = None
-    tools_key: str = "tools"
     least: int = 1
     most: int | None = None
 
@@ -176,18 +173,16 @@ class ToolCallsVerifier:
         self._parse = find_tool_format(self.format).parse
         self.specs = None if self.tools is None else _specs(self.tools)
         check_whole("least", self.least, 0)
-        if self.most is not None and (
-            isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < self.least
-        ):
-            raise ConfigError(f"most must be a whole number of least ({self.least}) or more, not {self.most!r}")
+        if self.most is not None:
+            check_whole("most", self.most, self.least)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         specs = self.specs
         if specs is None:
             try:
-                specs = _specs((context or {}).get(self.tools_key))
+                specs = _specs((context or {}).get("tools"))
             except ConfigError as error:
-                return Failed(reason=f"{self.tools_key!r} of the row: {error}")
+                return Failed(reason=f"'tools' of the row: {error}")
         calls = self._parse(answer, specs)
         problems = [call_problem(call, specs) for call in calls]
         valid = sum(not problem for problem in problems)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from roll_envs.background import forget_in_children
-from roll_envs.errors import ConfigError, check_one_of, check_whole
+from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
 from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
@@ -53,7 +53,7 @@ class LlmJudge(Endpoint):
     - ``pairwise``: 1, 0.5 or 0 as the answer is better than the reference, as good, or worse; asked in both orders and
       averaged, so that a judge who always prefers the first one gives 0.5. Passed above 0.5.
 
-    The question is ``context[question_key]``, a text or chat messages; it may be missing. Thoughts before ``</think>``
+    The question is ``context["prompt"]``, a text or chat messages; it may be missing. Thoughts before ``</think>``
     are not shown. An empty answer is worth 0 without a request. Parts: points by criterion, ``probability``,
     ``consistent`` and ``first_wins`` of ``pairwise``; and ``prompt_tokens``, ``completion_tokens``, ``requests`` and
     ``cached``.
@@ -68,7 +68,6 @@ class LlmJudge(Endpoint):
     scale: Sequence[int] = (1, 5)
     threshold: float | None = None
     guidance: str = ""
-    question_key: str = "prompt"
     max_chars: int = 20_000
     cache_dir: str | os.PathLike[str] | None = None
     cache_items: int = 10_000
@@ -80,13 +79,10 @@ class LlmJudge(Endpoint):
         if self.criteria is not None and self.kind != "rubric":
             raise ConfigError(f"criteria belong to kind 'rubric', not to {self.kind!r}")
         if self.threshold is not None:
-            usable = isinstance(self.threshold, int | float) and not isinstance(self.threshold, bool)
-            if self.kind == "pairwise" or not usable or not 0 <= self.threshold <= 1:
-                said = f"threshold is a number from 0 to 1 for correctness and rubric, not {self.threshold!r}"
-                raise ConfigError(said)
+            wanted = "a number from 0 to 1, for correctness or rubric"
+            check_number("threshold", self.threshold, lambda n: 0 <= n <= 1 and self.kind != "pairwise", wanted)
         check_whole("max_chars", self.max_chars, 100)
-        if isinstance(self.asks, bool) or not isinstance(self.asks, int) or not 1 <= self.asks <= 10:
-            raise ConfigError(f"asks must be a whole number from 1 to 10, not {self.asks!r}")
+        check_number("asks", self.asks, lambda n: n in range(1, 11), "a whole number from 1 to 10")
         rubric = self.kind == "rubric"
         self.form = forms.rubric_form(self.criteria or {}, self.scale) if rubric else forms.ONE_WORD[self.kind]
         self._cache = ReplyCache(self.cache_dir, self.cache_items)
@@ -98,32 +94,20 @@ class LlmJudge(Endpoint):
     def forget(self) -> None:
         """Begin with free locks and nothing under way, in a child made by ``os.fork``."""
         self._totals_lock = threading.Lock()
-        self._cache.unlock()
         self._in_progress = {}
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        asked = self._texts(answer, reference, context)
-        if not isinstance(asked, list):
-            return asked
-        future = self._client.submit(self._judge(asked))
+        most_s = self.asks * self.queue_s + self.deadline_s + _SPARE_S
         try:
-            return future.result(self.asks * self.queue_s + self.deadline_s + _SPARE_S)
+            return self._client.background.run(self._judge(answer, reference, context), most_s)
         except concurrent.futures.CancelledError:
             return Failed(reason="the judge was closed")
         except TimeoutError:
-            future.cancel()
             return Failed(reason="the judge's own thread does not answer")
-        except BaseException:
-            # For example after Ctrl-C: the request must not go on without its caller.
-            future.cancel()
-            raise
 
     async def ajudge(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         """Judge for asynchronous callers, on any event loop, without a thread for each call."""
-        asked = self._texts(answer, reference, context)
-        if not isinstance(asked, list):
-            return asked
-        return await asyncio.wrap_future(self._client.submit(self._judge(asked)))
+        return await asyncio.wrap_future(self._client.background.submit(self._judge(answer, reference, context)))
 
     @property
     def usage(self) -> dict[str, float]:
@@ -138,7 +122,7 @@ class LlmJudge(Endpoint):
     def _texts(self, answer: str, reference: Any, context: Mapping[str, Any] | None) -> list[dict[str, str]] | Verdict:
         """The texts of each request to make, or a verdict that needs no request."""
         shown: dict[str, str] = {}
-        question = _question((context or {}).get(self.question_key))
+        question = _question((context or {}).get("prompt"))
         if question:
             shown["question"] = forms.clip_middle(question, self.max_chars)
         if reference is not None or self.kind != "rubric":
@@ -158,7 +142,10 @@ class LlmJudge(Endpoint):
             shown["reference"] = wanted
         return [{**shown, "answer": said}]
 
-    async def _judge(self, asked: list[dict[str, str]]) -> Verdict:
+    async def _judge(self, answer: str, reference: Any, context: Mapping[str, Any] | None) -> Verdict:
+        asked = self._texts(answer, reference, context)
+        if not isinstance(asked, list):
+            return asked
         told = await asyncio.gather(*(self._judge_once(texts) for texts in asked))
         for verdict in told:
             if isinstance(verdict, Failed):

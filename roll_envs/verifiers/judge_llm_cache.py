@@ -11,11 +11,11 @@ import hashlib
 import json
 import os
 import secrets
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from roll_envs.recent import Recent
 
 
 def request_key(request: Mapping[str, Any]) -> str:
@@ -29,40 +29,21 @@ class ReplyCache:
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, items: int = 10_000) -> None:
         self.folder = None if folder is None else Path(folder)
-        self.items = items
-        self._known: OrderedDict[str, str] = OrderedDict()
-        self.unlock()
-
-    def unlock(self) -> None:
-        """Begin with a free lock, in a child made by ``os.fork``."""
-        self._lock = threading.Lock()
+        self._known: Recent[str, str] = Recent(items)
 
     def get(self, key: str) -> str | None:
         """The reply to a request, if it is known."""
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-                return self._known[key]
-        reply = self._read(key)
+        reply = self._known.get(key) or self._read(key)
         if reply is not None:
-            self._remember(key, reply)
+            self._known.keep(key, reply)
         return reply
 
     def put(self, key: str, reply: str) -> None:
         """Keep a reply. Where the disk is full or read-only it is kept in memory only."""
-        self._remember(key, reply)
+        self._known.keep(key, reply)
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 _write(self._path(key), json.dumps({"key": key, "reply": reply}))
-
-    def _remember(self, key: str, reply: str) -> None:
-        if self.items <= 0:
-            return
-        with self._lock:
-            self._known[key] = reply
-            self._known.move_to_end(key)
-            while len(self._known) > self.items:
-                self._known.popitem(last=False)
 
     def _path(self, key: str) -> Path:
         assert self.folder is not None

@@ -7,15 +7,14 @@ that sends one byte a second gets no further than one that sends none), and thre
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import json
 import math
 import os
 import random
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import httpx
 
@@ -26,8 +25,6 @@ from roll_envs.verifiers.types import Failed
 
 JUDGE = "judge:"
 """How the address of a judge begins that is given by name."""
-
-T = TypeVar("T")
 
 # With these, servers refuse the field response_format that they do not know.
 _SCHEMA_STATUSES = frozenset({400, 404, 415, 422, 501})
@@ -144,12 +141,8 @@ class ChatClient:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._plain = endpoint.structured == "never"
-        self._background = EventLoopThread("llm-judge", self._disconnect)
+        self.background = EventLoopThread("llm-judge", self._disconnect)
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the client's loop."""
-        return self._background.submit(work)
 
     async def ask(
         self,
@@ -159,7 +152,7 @@ class ChatClient:
         deadline_s: float | None = None,
         longer: int = 1,
     ) -> ChatReply | Failed:
-        """A reply, or why there is none. Only on the client's loop (:meth:`submit`).
+        """A reply, or why there is none. Only on the loop of ``background``.
 
         ``deadline_s``: instead of the endpoint's; ``longer``: times as many tokens as the endpoint says.
         """
@@ -177,7 +170,7 @@ class ChatClient:
 
     def close(self) -> None:
         """Close connections; requests under way are cancelled. Any number of times; asking starts anew."""
-        self._background.stop()
+        self.background.stop()
 
     async def _disconnect(self) -> None:
         if self._loop is asyncio.get_running_loop():

@@ -5,33 +5,16 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from typing import Literal
 
-_REMEMBERED = 20_000
+from roll_envs.recent import Recent
+
 Kind = Literal["quick", "slow", "endless"]
 
 
-class Shapes:
-    """How the tasks of each shape went last; of the latest shapes only. Safe to use from many threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[str, Kind] = OrderedDict()
-
-    def kind(self, shape: str) -> Kind | None:
-        """How the last task of that shape went; ``None`` for one that is not known, and for the empty shape."""
-        return self._known.get(shape)
-
-    def note(self, shape: str, kind: Kind) -> None:
-        """Remember how a task of that shape went."""
-        if not shape:
-            return
-        with self._lock:
-            self._known[shape] = kind
-            self._known.move_to_end(shape)
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+Shapes = Recent[str, Kind]
+"""How the last task of each shape went."""
 
 
 class _Ticket:
@@ -77,7 +60,7 @@ class Lane:
                 self._free -= 1
                 self._at_work[shape] += 1
                 return "in"
-            if self._shapes.kind(shape) == "endless":
+            if self._shapes.get(shape) == "endless":
                 return "hopeless"
             if len(self._waiting) >= self._most:
                 return "full"
@@ -127,7 +110,7 @@ class Lane:
                 ticket.called.set()
 
     def _rank(self, ticket: _Ticket) -> tuple[int, int]:
-        kind = self._shapes.kind(ticket.shape)
+        kind = self._shapes.get(ticket.shape)
         if kind == "quick":
             return 0, ticket.number
         if kind is not None or ticket.costly:

@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 from roll_envs.background import forget_in_children
 from roll_envs.errors import RollError, check_number, check_whole
-from roll_envs.verifiers.worker_lanes import Lane, Shapes
+from roll_envs.verifiers.worker_lanes import Kind, Lane, Shapes
 
 _PACKAGE = Path(__file__).resolve().parent
 _PASSED_VARIABLES = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
@@ -44,6 +44,8 @@ _PATIENCE = 60
 """How many times its deadline a task may take by the clock, on a machine too busy to give it the processor time."""
 _STUCK_S = 300
 """How long a message may take from its first byte to its last."""
+_REMEMBERED = 20_000
+"""Shapes of which is known how their last task went."""
 _SLOW_NICE = 5
 """By how much the priority of slow tasks is lower: beside a busy process they get about a quarter of a processor."""
 
@@ -230,7 +232,7 @@ class WorkerPool:
         self._template: _Template | None = None
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
-        self._shapes = Shapes()
+        self._shapes = Shapes(_REMEMBERED)
         self._fast = Lane(self.settings.workers, self.settings.queue, self._shapes)
         self._slow = Lane(self.settings.slow_workers, self.settings.slow_queue, self._shapes)
         self._counts = dict.fromkeys(("tasks", "slow", "deadline", "hurried", "died", "unavailable"), 0)
@@ -281,7 +283,7 @@ class WorkerPool:
             if entered != "in":
                 full = f"{self.settings.queue} tasks wait already"
                 return Outcome(status="unavailable", detail=full if entered == "full" else self._late())
-            halved = not halved and self._shapes.kind(shape) in (None, "quick") and self._fast.waiting > 0
+            halved = not halved and self._shapes.get(shape) in (None, "quick") and self._fast.waiting > 0
             pass_s = min(left_s, self.settings.first_s / (1 + halved))
             try:
                 found = self._work(task, arguments, pass_s, deadline_s)
@@ -292,13 +294,13 @@ class WorkerPool:
                 if halved and left_s > 0:
                     # Its whole first pass comes when those have had theirs that may be quick.
                     found, costly = None, True
-                    if self._shapes.kind(shape) is None:
-                        self._shapes.note(shape, "slow")
+                    if self._shapes.get(shape) is None:
+                        self._note(shape, "slow")
         if found.status != "deadline" or left_s <= 0:
-            self._shapes.note(shape, "slow" if found.status == "deadline" else "quick")
+            self._note(shape, "slow" if found.status == "deadline" else "quick")
             return found
-        if self._shapes.kind(shape) != "endless":
-            self._shapes.note(shape, "slow")
+        if self._shapes.get(shape) != "endless":
+            self._note(shape, "slow")
         with self._lock:
             self._counts["slow"] += 1
         entered = self._slow.enter(shape, self.settings.queue_timeout_s)
@@ -312,10 +314,14 @@ class WorkerPool:
         finally:
             self._slow.leave(shape)
         if found.status == "deadline" and shape:
-            self._shapes.note(shape, "endless")
+            self._note(shape, "endless")
             self._fast.refuse(shape)
             self._slow.refuse(shape)
         return found
+
+    def _note(self, shape: str, kind: Kind) -> None:
+        if shape:
+            self._shapes.keep(shape, kind)
 
     def _late(self) -> str:
         return f"no grading worker was free within {self.settings.queue_timeout_s:g} s"

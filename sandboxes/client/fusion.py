@@ -12,10 +12,9 @@ from typing import Any
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Isolation, Limits, Program, RunResult, RunStatus
 from sandboxes.client.retrying import TransientError
-from sandboxes.languages import FUSION_NAMES
+from sandboxes.languages import FUSION_OF
 from sandboxes.service.wire import decode_bytes, encode_bytes
 
-NAMES = {language: name for name, language in FUSION_NAMES.items()}
 UNKNOWN = Isolation(tier="unknown", layers=(), missing=())
 """SandboxFusion does not report the isolation of its programs."""
 
@@ -36,7 +35,7 @@ def to_request(program: Program, limits: Limits) -> dict[str, Any]:
         ) from error
     return {
         "code": program.source,
-        "language": NAMES[program.language],
+        "language": FUSION_OF[program.language],
         "stdin": stdin,
         "files": {path: encode_bytes(content) for path, content in program.files.items()},
         "fetch_files": list(program.fetch),

@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from roll_envs.background import EventLoopThread
-from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
+from roll_envs.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    SandboxError,
+    check_number,
+    check_one_of,
+    check_whole,
+)
 from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, SandboxSession
 from sandboxes.client import fusion
 from sandboxes.client.retrying import Deadline, Reply, RetryingClient, TransientError
@@ -46,13 +53,10 @@ class RemoteSandbox(Sandbox):
         api: str = "auto",
     ) -> None:
         """Raises :class:`ConfigError`; connects with the first call."""
-        if api not in APIS:
-            raise ConfigError(f"api must be one of {', '.join(APIS)}, not {api!r}")
-        if not timeout_s > 0 or retries < 0 or max_connections < 1:
-            raise ConfigError(
-                "timeout_s must be above 0, retries 0 or more, max_connections 1 or more; "
-                f"not {timeout_s!r}, {retries!r}, {max_connections!r}"
-            )
+        check_one_of("api", api, APIS)
+        check_number("timeout_s", timeout_s, lambda s: s > 0, "above 0")
+        check_whole("retries", retries, 0)
+        check_whole("max_connections", max_connections)
         if token is not None and (not token.isascii() or not token.isprintable()):
             raise ConfigError("token must be printable ASCII, without line ends")
         self.url = _base_of(url)
@@ -81,15 +85,10 @@ class RemoteSandbox(Sandbox):
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the loop of the connections and wait for it. Used by sessions too."""
         self._check_open(work)
-        future = self._background.submit(work)
         try:
-            return future.result()
+            return self._background.run(work)
         except CancelledError:
             raise self._was_closed() from None
-        except BaseException:
-            # For example after Ctrl-C: the request must not go on without its caller.
-            future.cancel()
-            raise
 
     async def await_(self, work: Coroutine[Any, Any, T]) -> T:
         """:meth:`wait` for asynchronous callers."""

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import io
 import os
-import platform
 import socket
 import uuid
 from collections.abc import Iterator
@@ -25,8 +24,10 @@ DEFAULT_IMAGE = "python:3.12-slim"
 """Has Python and bash."""
 
 LABEL = "roll-envs.sandbox"
-OWNER = "roll-envs.owner"
-"""Labels of containers: that they are ours, and the process that owns them."""
+"""Label of our containers."""
+LEFT_S = 300
+"""A container that has ended, and was made longer ago than this, is removed by the next sandbox: nobody else would,
+where the process that owned it was killed. A younger one may be about to be started, or looked at, by its owner."""
 
 # The unprivileged user and group of nearly every distribution (nobody).
 USER = "65534:65534"
@@ -196,7 +197,7 @@ class Engine:
         return state
 
     def discard(self, spawned: Spawned) -> None:
-        """Kill and remove; if the engine does not answer, the next start removes the container as an orphan."""
+        """Kill and remove; if the engine does not answer, a later start removes the container."""
         # The SDK's wrapper closes neither the connection below it nor the response that it came from.
         for part in (
             spawned.stream,
@@ -209,22 +210,17 @@ class Engine:
         self._remove(spawned.container)
         spawned.client.close()
 
-    def remove_orphans(self) -> int:
-        """Remove containers whose owner process has ended; returns how many."""
-        removed = 0
-        with self.client() as client, _engine_errors("look for left-over containers"):
-            for container in client.containers.list(all=True, filters={"label": f"{LABEL}=1"}, ignore_removed=True):
-                if is_orphan(container.labels.get(OWNER, ""), running=container.status == "running"):
-                    removed += self._remove(container)
-        return removed
+    def remove_ended(self) -> None:
+        """Remove what is left of processes that were killed; their containers have ended with them, because PID 1 then
+        reads end-of-file."""
+        busy = contextlib.suppress(self._sdk.errors.APIError)  # another process does it just now
+        with self.client() as client, _engine_errors("look for left-over containers"), busy:
+            client.containers.prune(filters={"label": f"{LABEL}=1", "until": f"{LEFT_S}s"})
 
-    def _remove(self, container: Any) -> bool:
-        try:
+    def _remove(self, container: Any) -> None:
+        with contextlib.suppress(Exception):  # gone already, being removed, or the engine is; no more can be done here
             _check_listening(self._where)
             container.remove(force=True, v=True)
-        except Exception:  # gone already, being removed, or the engine is; nothing more can be done here
-            return False
-        return True
 
 
 def _check_listening(where: str) -> None:
@@ -242,7 +238,7 @@ def _options(plan: Plan, shape: Shape) -> dict[str, Any]:
         "working_dir": "/",
         "environment": {"PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
         "use_config_proxy": False,  # else the host's proxy settings, passwords included, are in the environment
-        "labels": {LABEL: "1", OWNER: owner_label()},
+        "labels": {LABEL: "1"},
         "hostname": "sandbox",
         "stdin_open": True,
         "network_mode": "none",
@@ -280,59 +276,3 @@ def _engine_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # docker.errors.* and requests.* share no base class below Exception
         raise SandboxError(f"the Docker engine could not {what}: {error}") from error
-
-
-# -- owners -----------------------------------------------------------------------------------------------------------
-
-
-def owner_label(pid: int | None = None) -> str:
-    """``place pid start``: the place is the boot and PID namespace in which the pid is valid; the start time tells
-    processes with a reused pid apart."""
-    pid = os.getpid() if pid is None else pid
-    return f"{_place()} {pid} {_started(pid)}"
-
-
-def is_orphan(owner: str, *, running: bool) -> bool:
-    """Whether the process that ``owner`` names has ended.
-
-    A process of another host or PID namespace cannot be looked up from here. Its container ends with it, because PID 1
-    then reads end-of-file: so a running container is left alone, and a stopped one is an orphan.
-    """
-    try:
-        place, pid, started = owner.rsplit(" ", 2)
-    except ValueError:
-        return not running
-    if place != _place():
-        return not running
-    return _started(int(pid)) != started
-
-
-def _place() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return platform.node().replace(" ", "-")
-
-
-def _started(pid: int) -> str:
-    """Start time of a process in clock ticks (field 22 of ``/proc/PID/stat``); ``-`` if ended, ``?`` if unknown."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        if Path("/proc/self/stat").exists() or not _exists(pid):
-            return "-"
-        return "?"
-    # The name in parentheses may hold spaces and parentheses, so fields are counted from its end, where field 3
-    # begins.
-    return stat.rpartition(")")[2].split()[19]
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -14,7 +14,6 @@ from typing import Any
 
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Isolation
-from sandboxes.local.inside import seccomp
 
 
 def judge(info: Mapping[str, Any], facts: Mapping[str, Any], *, runtime: str | None, unsafe: bool) -> Isolation:
@@ -58,10 +57,3 @@ def judge(info: Mapping[str, Any], facts: Mapping[str, Any], *, runtime: str | N
 
 _UNROUTED = frozenset({"tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0"})
 """Network devices that some kernels create in every network namespace, down and without an address."""
-
-MACHINES = seccomp.MACHINES
-
-
-def filter_for(machine: str) -> bytes:
-    """The filter of system calls for ``machine``, an array of ``struct sock_filter``."""
-    return seccomp.build(machine, seccomp.Rules(one_container=True))

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import ConfigError, check_number
 from roll_envs.sandbox import Language, Limits
 from sandboxes.docker.engine import DEFAULT_IMAGE, Engine, Plan, Shape
 from sandboxes.docker.image import build_task_image
@@ -51,15 +51,14 @@ class DockerSandbox(SlotSandbox):
         unsafe: bool = False,
     ) -> None:
         super().__init__(slots, limits)
-        if not 0.01 <= cpus <= 1024:
-            raise ConfigError(f"cpus={cpus}: a number from 0.01 to 1024 is needed")
+        check_number("cpus", cpus, lambda n: 0.01 <= n <= 1024, "a number from 0.01 to 1024")
         reached = Engine(engine)
         if image is not None and build is not None:
             raise ConfigError("give image or build, not both")
         image = build_task_image(reached, folder=build, image=image or DEFAULT_IMAGE, writable=writable)
         cpus = min(cpus, reached.info["NCPU"])
         plan = Plan(image=image, cpus=cpus, runtime=runtime, unsafe=unsafe, memory_mb=self._limits.memory_mb)
-        reached.remove_orphans()
+        reached.remove_ended()
         first = self._begin(functools.partial(ContainerSlot, reached, plan), self._count, START_S)
         assert isinstance(first, ContainerSlot)
         self._place = _place(first.facts, image)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.resources
-import json
+import io
 import secrets
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,8 +16,8 @@ from roll_envs.sandbox import Limits
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError, Reply
 from sandboxes.docker.engine import Engine, Plan, Shape
 from sandboxes.docker.inside.pid1 import MOST_RESIDUE
-from sandboxes.docker.isolation import MACHINES, filter_for, judge
-from sandboxes.local.inside import wire
+from sandboxes.docker.isolation import judge
+from sandboxes.local.inside import seccomp, wire
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.programs import Order
 from sandboxes.slot import Ended, NotBegunError
@@ -28,33 +29,22 @@ HELPER_S = 60.0
 GRACE_S = 15.0
 """PID 1 kills a program at its deadline; if it has not answered this long after, the container counts as stuck."""
 
-# Order of loading: each imports only those before it.
-_LOCAL = ("kernel", "wire", "program", "files", "cells", "confine", "process_tree", "launch", "runs", "session")
-_OURS = ("facts", "pid1")
-
-# Reads the source of modules from stdin and makes modules of it; nothing of this package is installed in the image.
-# `__file__` is set because `program.show` leaves out frames of its own folder. The program is called at module level,
-# so that no frame of PID 1 is left below its own.
+# Reads a zip of modules from stdin into a memory file and imports from there; nothing of this package is installed in
+# the image. The program is called at module level, so that no frame of PID 1 is left below its own.
 _BOOT = """
-import json, os, sys, types
+import os, sys
 def read(count):
     content = b""
     while len(content) < count:
         content += os.read(0, count - len(content)) or sys.exit(0)
     return content
-for name, text in json.loads(read(int(read(10)))):
-    module = types.ModuleType(name)
-    module.__package__ = name if text is None else name.rpartition(".")[0]
-    module.__file__ = "/" + name.replace(".", "/") + ".py"
-    if text is None:
-        module.__path__ = []
-    sys.modules[name] = module
-    if "." in name:
-        setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
-    if text is not None:
-        exec(compile(text, module.__file__, "exec"), module.__dict__)
-pid1, start = module, None
-del module, name, text, read
+code = os.memfd_create("code")
+os.write(code, read(int(read(10))))
+sys.path.insert(0, f"/proc/self/fd/{code}")
+from sandboxes.docker.inside import pid1
+os.close(code)
+del sys.path[0], read, code
+start = None
 try:
     pid1.main()
 except pid1.Untrusted as leap:
@@ -63,13 +53,17 @@ if start: start()
 """
 
 
-def _module_texts() -> list[tuple[str, str | None]]:
-    packages = ("sandboxes", "sandboxes.local", "sandboxes.local.inside", "sandboxes.docker", "sandboxes.docker.inside")
-    texts: list[tuple[str, str | None]] = [(name, None) for name in packages]
-    for package, names in (("sandboxes.local.inside", _LOCAL), ("sandboxes.docker.inside", _OURS)):
-        folder = importlib.resources.files(package)
-        texts += [(f"{package}.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in names]
-    return texts
+def _code() -> bytes:
+    """What runs inside, as a zip."""
+    packed, root = io.BytesIO(), importlib.resources.files("sandboxes")
+    with zipfile.ZipFile(packed, "w") as file:
+        for name in ("sandboxes", "sandboxes/local", "sandboxes/docker"):
+            file.writestr(f"{name}/__init__.py", "")
+        for package in ("local/inside", "docker/inside"):
+            for module in root.joinpath(package).iterdir():
+                if module.name.endswith(".py"):
+                    file.writestr(f"sandboxes/{package}/{module.name}", module.read_bytes())
+    return packed.getvalue()
 
 
 class ContainerSlot:
@@ -80,15 +74,16 @@ class ContainerSlot:
         self.shape = shape
         self._memory_mb = plan.memory_mb
         machine = engine.info["Architecture"]
-        if machine not in MACHINES:
-            raise ConfigError(f"the engine's machine is {machine!r}; filters of system calls are known for {MACHINES}")
+        if machine not in seccomp.MACHINES:
+            known = ", ".join(seccomp.MACHINES)
+            raise ConfigError(f"the engine's machine is {machine!r}; filters of system calls are known for {known}")
         self._spawned = engine.spawn(plan, shape, ["python3", "-s", "-c", _BOOT])
         self._broken = self._used_up = False
         try:
             self._channel = Channel(self._spawned.stream)
-            texts = json.dumps(_module_texts()).encode()
-            hello = {"preload": PRELOADED, "filter": filter_for(machine).hex()}
-            reply = self._request("hello", hello, wall_s=START_S, before=[b"%010d" % len(texts), texts])
+            code = _code()
+            hello = {"preload": PRELOADED, "filter": seccomp.build(machine, seccomp.Rules(one_container=True)).hex()}
+            reply = self._request("hello", hello, wall_s=START_S, before=[b"%010d" % len(code), code])
             if reply is None:
                 raise SandboxError(f"PID 1 itself does not fit into {plan.memory_mb} MB; raise Limits.memory_mb")
             self.facts = reply.result
@@ -134,18 +129,14 @@ class ContainerSlot:
             return Ended(report=None if told is None else told.result, oom=1)
         return self._bounded("cell", {"serial": number}, limits, [[source]], limits.wall_s)
 
-    def write(self, path: str, content: bytes) -> None:
-        told = self._simple("write", {"path": path}, [[content]]).result
-        if told["event"] == "refused":
-            raise ConfigError(f"upload: {path!r} cannot be written ({told['text']})")
+    def write(self, path: str, content: bytes) -> str:
+        return str(self._simple("write", {"path": path}, [[content]]).result.get("text", ""))
 
-    def read(self, path: str, max_bytes: int) -> bytes:
+    def read(self, path: str, max_bytes: int) -> bytes | str:
         reply = self._simple("read", {"path": path, "max_bytes": max_bytes})
-        if reply.result["event"] == "refused":
-            raise ConfigError(f"download: {path!r}: {reply.result['text']}")
-        if reply.result["size"] > max_bytes:
-            raise ConfigError(f"download: {path!r} is longer than max_bytes={max_bytes}")
-        return bytes(reply.files[""])
+        if reply.result.get("size", 0) > max_bytes:
+            return f"it is longer than max_bytes={max_bytes}"
+        return str(reply.result["text"]) if "text" in reply.result else bytes(reply.files[""])
 
     def end(self) -> None:
         try:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from roll_envs.errors import ConfigError, SandboxError
+from roll_envs.errors import ConfigError, SandboxError, check_one_of
 from roll_envs.sandbox import Isolation, Language, Limits
 from sandboxes.programs import Place
 from sandboxes.slots import SlotSandbox
@@ -43,13 +43,9 @@ class LocalSandbox(SlotSandbox):
         python_paths: Sequence[str] = (),
         preload: Sequence[str] = (),
         minimum_isolation: Tier = "full",
-        weakest_tier: Tier | None = None,
     ) -> None:
-        if weakest_tier is not None:  # its former name
-            raise ConfigError(f"weakest_tier={weakest_tier!r}: this argument is now called minimum_isolation")
         super().__init__(slots, limits)
-        if minimum_isolation not in TIERS:
-            raise ConfigError(f"minimum_isolation={minimum_isolation!r}: allowed are {', '.join(TIERS)}")
+        check_one_of("minimum_isolation", minimum_isolation, TIERS)
         view = view_of_host(installed_languages() if languages is None else languages, python_paths)
         self._isolation = self._choose_isolation(view, minimum_isolation, preload)
 

@@ -8,7 +8,6 @@ import select
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from roll_envs.errors import ConfigError, SandboxError
+from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Isolation, Limits
 from sandboxes.programs import Order
 from sandboxes.slot import Ended, NotBegunError
@@ -28,11 +27,10 @@ from .inside import wire
 from .inside.files import open_plain
 
 _INSIDE = str(Path(__file__).parent)
-# The folder of ``inside`` comes through stdin: an argument would be visible to every user in /proc. ``start`` is called
-# at module level, so that no frame of the supervisor is left below the program's.
+# Started in the folder of ``inside``, of which no argument tells, since every user sees those in /proc. ``start`` is
+# called at module level, so that no frame of the supervisor is left below the program's.
 _BOOT = (
-    "import sys, os; sys.path[0] = os.fsdecode(os.read(0, 4096)); os.dup2(1, 0)\n"
-    "from inside import supervisor\n"
+    "import os; from inside import supervisor; os.chdir('/')\n"
     "try:\n"
     "    supervisor.main(); start = None\n"
     "except supervisor.Untrusted as leap:\n"
@@ -44,13 +42,11 @@ GRACE_S = 5.0
 """How long trusted processes may take for their own work, such as to set up a run or to kill one."""
 
 
-def read_plain(fd: int, most: int) -> bytes | None:
-    """All of a plain file through an open descriptor, which is closed; ``None`` where it is too long."""
+def read_plain(fd: int, most: int) -> bytes | str:
+    """All of a plain file through an open descriptor, which is closed; or why not."""
     with os.fdopen(fd, "rb") as file:
-        state = os.fstat(fd)
-        if not stat.S_ISREG(state.st_mode) or state.st_size > most:
-            return None
-        return file.read(state.st_size)
+        size = os.fstat(fd).st_size
+        return file.read(size) if size <= most else f"it is longer than max_bytes={most}"
 
 
 def _readable(timeout_s: float, *channels: socket.socket) -> list[int]:
@@ -67,8 +63,8 @@ def _fetch(folder: int, names: Sequence[str]) -> dict[str, bytes]:
     try:
         for name in names:
             fd = open_plain(folder, name)
-            content = None if fd is None else read_plain(fd, FETCH_BYTES - sum(map(len, files.values())))
-            if content is not None:
+            content = "" if fd is None else read_plain(fd, FETCH_BYTES - sum(map(len, files.values())))
+            if isinstance(content, bytes):
                 files[name] = content
     finally:
         os.close(folder)
@@ -147,8 +143,8 @@ class LocalSlot:
         self._supervisor = subprocess.Popen(
             [python, "-S", "-c", _BOOT, *map(str, fds)],  # -S: no site module, so no packages of the host
             env={"LANG": "C.UTF-8"},
-            cwd="/",
-            stdin=subprocess.PIPE,
+            cwd=_INSIDE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=fds,
@@ -156,13 +152,9 @@ class LocalSlot:
         )
         theirs_control.close()
         theirs_work.close()
-        assert self._supervisor.stdin is not None
-        # If the process has ended already, the first message below fails too and is reported.
-        with contextlib.suppress(OSError), self._supervisor.stdin as stdin:
-            if cpus:  # before it does anything; what it starts inherits it
-                os.sched_setaffinity(self._supervisor.pid, cpus)
-            stdin.write(os.fsencode(_INSIDE))
         try:
+            if cpus:  # before it is told to begin; what it starts inherits it
+                os.sched_setaffinity(self._supervisor.pid, cpus)
             wire.send(control, {**plan, "cgroup": dict(cgroup), "owner": os.getpid()})
             message: Mapping[str, Any] | None = {"event": "fault", "text": f"no sign of life within {START_S:g} s"}
             if _readable(START_S, control):
@@ -224,23 +216,17 @@ class LocalSlot:
             output.close_writers()
             return self._wait_for_end(output, limits.wall_s, lambda: self._order({"order": "stop"}))
 
-    def write(self, path: str, content: bytes) -> None:
+    def write(self, path: str, content: bytes) -> str:
         with self._at_work():
             self._order({"order": "write", "path": path}, [wire.sealed(content)])
             message, _ = self._answer(30.0)
-        if message["event"] == "refused":
-            raise ConfigError(f"upload: {path!r} cannot be written ({message['text']})")
+        return str(message.get("text", ""))
 
-    def read(self, path: str, max_bytes: int) -> bytes:
+    def read(self, path: str, max_bytes: int) -> bytes | str:
         with self._at_work():
             self._order({"order": "read", "path": path})
             message, fds = self._answer()
-        if message["event"] == "refused":
-            raise ConfigError(f"download: {path!r}: {message['text']}")
-        content = read_plain(fds[0], max_bytes)
-        if content is None:
-            raise ConfigError(f"download: {path!r} is longer than max_bytes={max_bytes}")
-        return content
+        return read_plain(fds[0], max_bytes) if fds else str(message["text"])
 
     def _confirm_fetched(self) -> None:
         """Tell init that the files have been read: without namespaces the next run clears the folder of this one."""

@@ -52,13 +52,11 @@ class Candidate:
         else:
             own_user = self.workspace["user"]
             rules = seccomp.Rules(
-                internet=False,
-                unix_sockets=False,
+                on_host=True,
                 anonymous_memory=self.place is not None,
                 # Signals to other users' processes are refused by the kernel; with the caller's own user only Landlock
                 # can.
                 signals=own_user or landlock.abi() >= landlock.SIGNALS_ABI,
-                isolated_ipc=False,
                 # The caller's files could be changed by chmod and the like, which Landlock does not restrict.
                 attributes=own_user,
             )

@@ -47,8 +47,7 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
         return Route(path, endpoint, methods=[method])
 
     async def metrics(_: dict[str, Any]) -> Answer:
-        text = service.metrics.render(pool, sessions=len(sessions), draining=service.draining)
-        return Answer(body={}, text=text)
+        return Answer(body={}, text=service.metrics.render())
 
     async def health(_: Request) -> Response:
         body = _health(service)
@@ -87,7 +86,7 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
 
 def _health(service: Service) -> dict[str, Any]:
     pool = service.pool
-    status = "draining" if service.draining else "ok" if pool.alive else "no_workers"
+    status = "draining" if pool.draining else "ok" if pool.alive else "no_workers"
     return {
         "service": "roll-sandbox",
         "api": VERSION,

@@ -6,7 +6,6 @@ program one by one; nothing that a program made is decoded or compared in the se
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import asdict
 from typing import Any, Literal
@@ -15,7 +14,6 @@ import pydantic
 
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.sandbox import Language, Sandbox
-from roll_envs.verifiers import make_verifier
 from roll_envs.verifiers.code.cases import Plan, Unusable, read_plan
 from roll_envs.verifiers.code.verifier import CaseResult, CodeVerifier
 from roll_envs.verifiers.extract import code_of
@@ -23,8 +21,6 @@ from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, fill
 from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.settings import Settings
-
-log = logging.getLogger("roll_sandbox.judge")
 
 COMPILE_S = 10.0
 
@@ -58,7 +54,7 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     Raises :class:`Refusal` and what :meth:`Pool.run` raises: an infrastructure failure is no verdict.
     """
     form = fill(JudgeForm, data)
-    answer = _answer_of(form, settings)
+    source = _source_of(form, settings)
     plan = _plan_of(form, settings)
     for name, value, most in (
         ("time_s", form.time_s, settings.max_run_s),
@@ -68,35 +64,23 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
         if value > most:
             raise Refusal(422, "limits", f"{name} may be {most:g} on this service, not {value:g}")
 
-    def job(sandbox: Sandbox) -> list[CaseResult] | Refusal:
-        return _judge(sandbox, form, answer, plan)
+    def job(sandbox: Sandbox) -> list[CaseResult]:
+        return _judge(sandbox, form, source, plan)
 
     wait_s = settings.queue_timeout_s if form.timeout_s is None else min(form.timeout_s, settings.max_request_s)
     started = time.monotonic()
     # The last test may begin when the time for all is nearly over.
     work_s = form.total_s + form.time_s + COMPILE_S
     cases = await pool.run(job, wait_s=wait_s, work_s=work_s)
-    if isinstance(cases, Refusal):
-        raise cases
     return _verdict_body(cases, form, time.monotonic() - started)
 
 
-def _answer_of(form: JudgeForm, settings: Settings) -> str:
-    """A text in which the verifier finds the program, and nothing but the program."""
+def _source_of(form: JudgeForm, settings: Settings) -> str:
     if (form.code is None) == (form.answer is None):
         raise Refusal(422, "form", "give either code, a program as it is, or answer, a text with a program in it")
     if form.answer is not None:
-        return check_code(form.answer, settings, "answer")
-    code = check_code(form.code or "", settings)
-    # Longer than any line that begins with a backtick, so that the program cannot close it.
-    fence = "`" * (3 + max((len(run) for run in code.split("\n") if run.strip().startswith("`")), default=0))
-    text = f"{fence}{form.language}\n{code}\n{fence}"
-    if code_of(text, form.language) != code.replace("\r\n", "\n") + "\n":
-        message = (
-            "code holds a tag of thoughts, such as </think>, that would hide a part of it; write that tag in two parts"
-        )
-        raise Refusal(422, "form", message)
-    return text
+        return code_of(check_code(form.answer, settings, "answer"), form.language)
+    return check_code(form.code or "", settings).replace("\r\n", "\n")
 
 
 def _plan_of(form: JudgeForm, settings: Settings) -> Plan:
@@ -112,19 +96,16 @@ def _plan_of(form: JudgeForm, settings: Settings) -> Plan:
     return plan
 
 
-def _judge(sandbox: Sandbox, form: JudgeForm, answer: str, plan: Plan) -> list[CaseResult] | Refusal:
+def _judge(sandbox: Sandbox, form: JudgeForm, source: str, plan: Plan) -> list[CaseResult]:
     try:
-        verifier = make_verifier("code", sandbox=sandbox, **form.model_dump(exclude=_NOT_OF_THE_VERIFIER))
-        assert isinstance(verifier, CodeVerifier)
-        return verifier.cases(answer, plan) or Refusal(422, "tests", "the tests check nothing")
-    except (ConfigError, Unusable) as error:
-        return Refusal(422, "tests", f"the tests cannot be used: {error}")
+        verifier = CodeVerifier(sandbox=sandbox, **form.model_dump(exclude=_NOT_OF_THE_VERIFIER))
+        return verifier.cases(source, plan)
     except RollError:
         raise
     # The tests of the request are foreign code: an error in them is no failure of the worker.
     except Exception as error:
-        log.warning("tests of a request cannot be used: %s: %s", type(error).__name__, error)
-        return Refusal(422, "tests", f"the tests cannot be used: {type(error).__name__}: {error}"[:500])
+        said = str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"the tests cannot be used: {said}"[:500]) from error
 
 
 def _verdict_body(cases: list[CaseResult], form: JudgeForm, seconds: float) -> Answer:

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from roll_envs.errors import ConfigError
+from roll_envs.errors import check_number, check_one_of, check_whole
 from roll_envs.sandbox import LANGUAGES, Limits, Program
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, check_paths
@@ -25,10 +25,7 @@ LONGEST_ARGUMENTS = 64 * 1024
 async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     """``{program, limits?, timeout_s?}`` -> ``{result}``. Raises :class:`Refusal` and what :meth:`Pool.run` raises."""
     limits = read_limits(data.get("limits"), settings)
-    try:
-        program = load_program(data.get("program"))
-    except ConfigError as error:
-        raise Refusal(422, "form", str(error)) from error
+    program = load_program(data.get("program"))
     _check(program, settings)
     started = time.monotonic()
     result = await pool.run_program(program, limits, read_timeout(data, settings))
@@ -47,10 +44,7 @@ def read_limits(data: object, settings: Settings) -> Limits:
         "output_bytes": settings.max_output_bytes,
         "files_mb": settings.max_memory_mb,
     }
-    try:
-        limits = load_limits(data)
-    except ConfigError as error:
-        raise Refusal(422, "form", str(error)) from error
+    limits = load_limits(data)
     asked = data if isinstance(data, dict) else {}
     for name, bound in most.items():
         value = getattr(limits, name)
@@ -63,16 +57,14 @@ def read_limits(data: object, settings: Settings) -> Limits:
 def read_timeout(data: dict[str, Any], settings: Settings) -> float:
     """``timeout_s`` of a request: how long its client waits; at most the service's longest request."""
     given = data.get("timeout_s", settings.queue_timeout_s)
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given >= 0:
-        raise Refusal(422, "form", f"timeout_s must be a number of 0 or more, not {given!r:.40}")
-    return min(given, settings.max_request_s)
+    check_number("timeout_s", given, lambda s: s >= 0, "a number of 0 or more")
+    return float(min(given, settings.max_request_s))
 
 
 async def open_session(sessions: Sessions, settings: Settings, data: dict[str, Any]) -> Answer:
     """``{language?, limits?}`` -> ``{id, idle_s}``."""
     language = data.get("language", "python")
-    if language not in LANGUAGES:
-        raise Refusal(422, "language", f"language must be one of {', '.join(LANGUAGES)}, not {language!r:.40}")
+    check_one_of("language", language, LANGUAGES)
     opened = await sessions.open(language, read_limits(data.get("limits"), settings))
     return Answer(body={"id": opened, "idle_s": settings.session_idle_s}, status=201, outcome="opened")
 
@@ -80,11 +72,10 @@ async def open_session(sessions: Sessions, settings: Settings, data: dict[str, A
 async def run_cell(sessions: Sessions, settings: Settings, data: dict[str, Any], name: str) -> Answer:
     """``{source, limits?, number}`` -> ``{result}``. ``number`` counts the cells from 1: a cell that is sent again
     because its answer was lost is answered from memory, not run again."""
-    source, number = data.get("source"), data.get("number")
+    source, number = data.get("source"), data.get("number", 0)
     if not isinstance(source, str):
         raise Refusal(422, "form", f"source must be text, not {type(source).__name__}")
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise Refusal(422, "form", f"number must be a whole number of 1 or more, not {number!r:.40}")
+    check_whole("number", number)
     limits = None if data.get("limits") is None else read_limits(data["limits"], settings)
     result = await sessions.run(name, check_code(source, settings, "source"), limits, number)
     return Answer(body={"result": dump(result)}, outcome=result.status)
@@ -97,15 +88,10 @@ async def move_file(sessions: Sessions, settings: Settings, data: dict[str, Any]
         raise Refusal(422, "form", f"path must be text, not {type(path).__name__}")
     check_paths([path], settings, "path")
     if "content" in data:
-        try:
-            content = decode_bytes(data["content"], "content")
-        except ConfigError as error:
-            raise Refusal(422, "base64", str(error)) from error
-        await sessions.upload(name, path, content)
+        await sessions.upload(name, path, decode_bytes(data["content"], "content"))
         return Answer(body={}, outcome="written")
     most = data.get("max_bytes", settings.max_body_bytes)
-    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise Refusal(422, "form", f"max_bytes must be a whole number of 1 or more, not {most!r:.40}")
+    check_whole("max_bytes", most)
     content = await sessions.download(name, path, min(most, settings.max_body_bytes))
     return Answer(body={"content": encode_bytes(content)}, outcome="read")
 

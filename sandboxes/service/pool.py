@@ -10,7 +10,6 @@ import contextlib
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -51,15 +50,14 @@ class Pool:
         # A stuck call occupies its thread until its sandbox has been closed, which needs a thread too.
         threads = 4 * settings.slots + 2 * settings.sessions + 8
         self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="worker")
-        self._idle: deque[Worker] = deque()
-        self._free = asyncio.Semaphore(0)
-        """As many as there are idle workers; those who wait come first, in their order."""
+        self._idle: asyncio.Queue[Worker | None] = asyncio.Queue()
+        """``None`` tells one who waits that the pool is closed."""
         self.waiting = 0
         """Requests in the queue."""
         self._workers: set[Worker] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop = asyncio.Event()
-        self._draining = self._closed = False
+        self.draining = self._closed = False
         self.running = 0
         self.isolation: Isolation | None = None
         self.has_pytest = False
@@ -95,7 +93,7 @@ class Pool:
             if worker.broken or (worker.busy is not None and not worker.busy.done()):
                 self._spawn(self._take_back(worker))
             else:
-                self._give(worker)
+                self._idle.put_nowait(worker)
 
     async def run(self, job: Callable[[Sandbox], T], *, wait_s: float, work_s: float) -> T:
         """Run ``job`` on some worker: waits at most ``wait_s`` for one; what ``job`` runs must end by its own limits
@@ -109,7 +107,7 @@ class Pool:
                 async with self.lease(max(0.0, last_start - time.monotonic())) as worker:
                     return await worker.call(job, timeout_s=work_s + RUN_MARGIN_S + OVERRUN_S)
             except SandboxError as error:
-                again = attempt < self._settings.attempts and time.monotonic() < last_start and not self._draining
+                again = attempt < self._settings.attempts and time.monotonic() < last_start and not self.draining
                 log.warning("attempt %d failed (%s): %s", attempt, "trying again" if again else "giving up", error)
                 if not again:
                     raise
@@ -125,7 +123,7 @@ class Pool:
 
     async def make_extra(self) -> Worker:
         """An additional worker outside the pool, for a session; the caller closes it."""
-        if self._draining:
+        if self.draining:
             raise DrainingError("the service is stopping and opens no sessions; ask another instance")
         making = self._spawn(self._make_worker())
         try:
@@ -136,54 +134,49 @@ class Pool:
 
     def drain(self) -> None:
         """Refuse new requests; those that wait or run are finished."""
-        self._draining = True
+        self.draining = True
 
     async def close(self) -> None:
         """End everything: waiting requests get :class:`DrainingError`, running ones :class:`SandboxError`.
 
         Calling it again does nothing.
         """
-        self._draining = self._closed = True
+        self.draining = self._closed = True
         self._stop.set()
         for _ in range(self.waiting):
-            self._free.release()
+            self._idle.put_nowait(None)
         await asyncio.gather(*(worker.close() for worker in list(self._workers)))
         # Workers that are being made or replaced see that the pool is closed and end; they are waited for here.
         deadline = time.monotonic() + CLOSE_S
         while self._tasks and time.monotonic() < deadline:
             await asyncio.wait(self._tasks, timeout=deadline - time.monotonic())
         self._workers.clear()
-        self._idle.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _take(self, timeout_s: float) -> Worker:
-        if self._draining:
+        if self.draining:
             raise DrainingError("the service is stopping and takes no new requests; ask another instance")
-        if self._free.locked() and self.waiting >= self.queue:
+        if self._idle.empty() and self.waiting >= self.queue:
             raise QueueFullError(f"{self.queue} requests wait already; ask again later, or start with a longer --queue")
         self.waiting += 1
         try:
             async with asyncio.timeout(timeout_s):
-                await self._free.acquire()
+                worker = await self._idle.get()
         except TimeoutError as error:
             raise DeadlineExceededError(f"one of {self.slots} slots", timeout_s) from error
         finally:
             self.waiting -= 1
-        if self._closed:
+        if worker is None or self._closed:
             raise DrainingError("the service has stopped")
-        return self._idle.popleft()
-
-    def _give(self, worker: Worker) -> None:
-        self._idle.append(worker)
-        self._free.release()
+        return worker
 
     async def _take_back(self, worker: Worker) -> None:
         await worker.wait_for_abandoned_call(self._settings.cancel_grace_s)
         if not worker.broken:
-            self._give(worker)
+            self._idle.put_nowait(worker)
             return
         self._workers.discard(worker)
-        self._metrics.restarts += 1
+        self._metrics.restarts.inc()
         self._spawn(worker.close())
         await self._replace(0.0)
 
@@ -205,7 +198,8 @@ class Pool:
             return
         self._workers.add(worker)
         self.isolation, self.has_pytest = worker.isolation, worker.has_pytest
-        self._give(worker)
+        self._metrics.show_isolation(worker.isolation)
+        self._idle.put_nowait(worker)
 
     async def _make_worker(self) -> Worker:
         loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """Reads requests: bodies of limited size, JSON, forms, paths.
 
-Every invalid request is a :class:`Refusal` with a 4xx.
+Every invalid request is a :class:`Refusal` with a 4xx, or a :class:`~roll_envs.errors.ConfigError`, which becomes one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, NoReturn, TypeVar
 import pydantic
 from starlette.requests import ClientDisconnect, Request
 
-from roll_envs.errors import ConfigError
 from sandboxes.programs import check_path
 from sandboxes.service.replies import RETRY_AFTER_S, Refusal
 from sandboxes.service.settings import Settings
@@ -114,25 +113,21 @@ def check_code(source: str, settings: Settings, what: str = "code") -> str:
 
 
 def check_paths(paths: Iterable[str], settings: Settings, what: str) -> tuple[str, ...]:
-    """``paths``. Raises :class:`Refusal` (422) for too many, and for one that is not below the working folder."""
+    """``paths``. Raises :class:`Refusal` (422) for too many, and :class:`ConfigError` for one that is not below the
+    working folder."""
     listed = tuple(paths)
     if len(listed) > settings.max_files:
         raise Refusal(422, "too_many", f"{what} may name {settings.max_files} files, not {len(listed)} (--max-files)")
     for path in listed:
-        try:
-            check_path(path, what)
-        except ConfigError as error:
-            raise Refusal(422, "path", f"{error}; give one like 'data/input.txt'") from error
+        check_path(path, what)
     return listed
 
 
 def read_files(files: dict[str, str | None], settings: Settings) -> dict[str, bytes]:
-    """Base64 contents by path; those that are null are left out. Raises :class:`Refusal` (422)."""
+    """Base64 contents by path; those that are null are left out. Raises what :func:`check_paths` raises, and
+    :class:`ConfigError` for what is no base64."""
     check_paths(files, settings, "files")
-    try:
-        return {path: decode_bytes(text, f"files[{path!r}]") for path, text in files.items() if text is not None}
-    except ConfigError as error:
-        raise Refusal(422, "base64", str(error)) from error
+    return {path: decode_bytes(text, f"files[{path!r}]") for path, text in files.items() if text is not None}
 
 
 def parse_json(text: bytes | str, what: str) -> Any:

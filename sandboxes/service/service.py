@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roll_envs.sandbox import Sandbox
-from sandboxes.service.metrics import Metrics
-from sandboxes.service.pool import OVERRUN_S, DrainingError, Pool
+from sandboxes.service.metrics import PAGE_TYPE, Metrics
+from sandboxes.service.pool import OVERRUN_S, Pool
 from sandboxes.service.reading import BodyBudget, read_json
 from sandboxes.service.replies import Answer, Refusal, encode_json, refusal_of
 from sandboxes.service.sessions import Sessions
@@ -33,7 +33,6 @@ Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Answer]]
 # Goes into the log and into a header, so it may hold neither spaces nor line ends.
 GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 DRAIN_STEP_S = 0.05
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Service:
@@ -47,8 +46,16 @@ class Service:
         self.body_budget = BodyBudget(settings.max_held_bytes)
         self.active = 0
         """Requests that have not been answered yet."""
-        self.draining = False
         self._reaper: asyncio.Task[None] | None = None
+        for name, text, value in (
+            ("queue_length", "Requests that wait for a slot.", lambda: self.pool.waiting),
+            ("running", "Slots in use.", lambda: self.pool.running),
+            ("slots", "Slots in all.", lambda: self.pool.slots),
+            ("workers_alive", "Workers that can be used.", lambda: self.pool.alive),
+            ("sessions_open", "Open sessions.", lambda: len(self.sessions)),
+            ("draining", "1 while the service finishes its work before it stops.", lambda: self.pool.draining),
+        ):
+            self.metrics.watch(name, text, value)
 
     async def start(self) -> None:
         """Make the workers."""
@@ -57,7 +64,6 @@ class Service:
 
     async def drain(self) -> bool:
         """Refuse new requests and wait at most ``drain_timeout_s`` for the others; returns whether all finished."""
-        self.draining = True
         self.pool.drain()
         deadline = time.monotonic() + self.settings.drain_timeout_s
         while self.active and time.monotonic() < deadline:
@@ -66,7 +72,6 @@ class Service:
 
     async def close(self) -> None:
         """End all sessions, requests and workers."""
-        self.draining = True
         if self._reaper is not None:
             self._reaper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -94,15 +99,16 @@ class Service:
         finally:
             self.active -= 1
         seconds = time.monotonic() - started
-        self.metrics.observe_request(route, answer.status, seconds)
+        self.metrics.requests.labels(route, answer.status).inc()
+        self.metrics.latency.labels(route).observe(seconds)
         if answer.outcome:
-            self.metrics.outcomes[route, answer.outcome] += 1
+            self.metrics.outcomes.labels(route, answer.outcome).inc()
         if answer.status == 499:
-            self.metrics.cancelled += 1
+            self.metrics.cancelled.inc()
         log.info("%s %s %d %s %.3f s", name, route, answer.status, answer.outcome or "-", seconds)
         headers = {"X-Request-Id": name, **answer.headers}
         if answer.text is not None:
-            return Response(answer.text, answer.status, headers, PROMETHEUS)
+            return Response(answer.text, answer.status, headers, PAGE_TYPE)
         return Response(encode_json(answer.body), answer.status, headers, "application/json")
 
     def _refuse(self, error: Exception, full_status: int, name: str) -> Answer:
@@ -117,8 +123,6 @@ class Service:
             challenge = {"WWW-Authenticate": 'Bearer realm="roll-sandbox"'}
             message = "send Authorization: Bearer TOKEN (or a URL like http://x:TOKEN@host:port)"
             raise Refusal(401, "unauthorized", message, challenge)
-        if self.draining:
-            raise DrainingError("the service is stopping and takes no new requests; ask another instance")
 
     async def _until_gone(self, request: Request, answering: Coroutine[Any, Any, Answer]) -> Answer:
         """Await ``answering`` unless the client disconnects or the longest time for a request is over."""

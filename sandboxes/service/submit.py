@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import pydantic
 
 from roll_envs.errors import SandboxError
-from sandboxes.languages import FUSION_NAMES, ROWS
+from roll_envs.verifiers.extract import FENCE_WORDS, fences
+from sandboxes.languages import FUSION_NAMES, FUSION_OF, ROWS
 from sandboxes.service.pool import Pool
 from sandboxes.service.reading import check_code, fill, parse_json
 from sandboxes.service.replies import Answer, Refusal
@@ -33,17 +33,7 @@ SHOWN_CHARS = 1000
 """Length at which inputs and outputs in ``test_info`` are cut, unless ``extra.return_full_case``."""
 CLOSE_ENOUGH = 1e-5
 
-ALIASES = {"py": "python", "python3": "python", "c++": "cpp", "cc": "cpp", "sh": "bash", "shell": "bash"} | {
-    "js": "nodejs",
-    "ts": "typescript",
-    "rs": "rust",
-    "golang": "go",
-    "javascript": "nodejs",
-    "node": "nodejs",
-}
-# Both ends of a fence begin a line; the word after the backticks is the language.
-FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
-OPEN_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*)\Z", re.MULTILINE | re.DOTALL)
+ALIASES = {alias: FUSION_OF.get(name, name) for name, aliases in FENCE_WORDS.items() for alias in aliases}
 
 CHEATABLE = "the tests ran inside the sandbox beside the program, which could fake them; POST /judge cannot be faked so"
 
@@ -101,10 +91,12 @@ async def submit(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer
 def extract_code(completion: str, language: str) -> tuple[str, str]:
     """The program in a completion, and how it was found: the first closed fence of the language, else the first closed
     fence, else one that was not closed, else nothing (``empty``)."""
-    for pattern, found_by in ((FENCE, "fenced"), (OPEN_FENCE, "incomplete_fenced")):
-        blocks = [(ALIASES.get(name.lower(), name.lower()), code) for name, code in pattern.findall(completion)]
+    found, _ = fences(completion)
+    for closed, found_by in ((True, "fenced"), (False, "incomplete_fenced")):
+        blocks = [block for block in found if block.closed is closed]
         if blocks:
-            return next((code for name, code in blocks if name == language), blocks[0][1]), found_by
+            named = (b.body for b in blocks if ALIASES.get(b.language.lower(), b.language.lower()) == language)
+            return next(named, blocks[0].body), found_by
     return "", "empty"
 
 

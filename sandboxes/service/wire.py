@@ -113,12 +113,6 @@ def _object(value: object, where: str) -> Mapping[str, Any]:
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{where} must be text, not {type(value).__name__}")
-    # ASCII, the usual case, is quick to tell and holds no surrogates.
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"{where} is no valid Unicode: a lone surrogate at character {error.start}") from error
     return value
 
 

@@ -396,7 +396,6 @@ def test_rows_of_tables_with_empty_columns_work() -> None:
 def test_thoughts_are_not_part_of_the_answer() -> None:
     answer = "<think>well, commas</think>no comma"
     assert scored(answer, row(("punctuation:no_comma", {}))).passed
-    assert not scored(answer, row(("punctuation:no_comma", {})), keep_thoughts=True).passed
 
 
 @pytest.mark.parametrize(

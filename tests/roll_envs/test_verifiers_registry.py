@@ -259,7 +259,7 @@ def test_wrong_parts_are_told_when_they_are_made() -> None:
         whole("weighted", parts={"answer": "exact"}, required=["form"])
     with pytest.raises(ConfigError, match="list of names"):
         whole("weighted", parts={"answer": "exact"}, required="answer")
-    with pytest.raises(ConfigError, match="is the name of a gate"):
+    with pytest.raises(ConfigError, match="is the name of `then`"):
         whole("gate", parts={"answer": "exact"}, then="exact")
     with pytest.raises(ConfigError, match="closed"):
         whole("gate", parts={"form": "exact"}, then="exact", closed=math.inf)

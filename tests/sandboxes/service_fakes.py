@@ -229,6 +229,10 @@ class Running:
     def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> httpx.Response:
         return httpx.get(self.url + path, headers=headers, timeout=20)
 
+    def count(self, name: str, **labels: str) -> float:
+        """A metric of the service, 0 where it has not been counted yet."""
+        return self.service.metrics.registry.get_sample_value(f"roll_sandbox_{name}", labels) or 0
+
     def send(self, raw: bytes, *, timeout: float = 10) -> bytes:
         """Everything that comes back for raw bytes, until the server closes."""
         with socket.create_connection(self.address, timeout=timeout) as connection:

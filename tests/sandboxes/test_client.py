@@ -194,8 +194,8 @@ def test_our_service_can_be_asked_in_both_forms() -> None:
                 assert sandbox.run(Program(source="print('ж' * 3)")).stdout == "жжж\n".encode()
                 assert sandbox.run(Program(source="import os; os.kill(os.getpid(), 11)")).signal == 11
                 assert sandbox.run(Program(source="#compile-error", language="cpp")).compile is not None
-        routes = service.service.metrics.requests
-        assert (routes["/v1/run", "200"], routes["/run_code", "200"]) == (6, 3)
+        counts = [service.count("requests_total", route=route, status="200") for route in ("/v1/run", "/run_code")]
+        assert counts == [6, 3]
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------

@@ -24,11 +24,12 @@ from hypothesis import strategies as st
 from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraError, SandboxError
 from roll_envs.sandbox import Limits, make_sandbox
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError
-from sandboxes.docker.engine import Shape, is_orphan, owner_label
-from sandboxes.docker.isolation import MACHINES, filter_for, judge
+from sandboxes.docker.engine import Shape
+from sandboxes.docker.isolation import judge
 from sandboxes.docker.sandbox import DockerSandbox
-from sandboxes.docker.slot import _BOOT, _module_texts
+from sandboxes.docker.slot import _BOOT, _code
 from sandboxes.local.inside.files import wipe
+from sandboxes.local.inside.seccomp import MACHINES, Rules, build
 from sandboxes.pool import Pool
 
 # -- the filter of system calls ----------------------------------------------------------------------------------------
@@ -87,11 +88,11 @@ def _verdict(program: bytes, machine: str, number: int, *arguments: int) -> int:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_filters(machine: str, name: str, numbers: tuple[int, int], arguments: tuple[int, ...], allowed: bool) -> None:
     number = numbers[MACHINES.index(machine)]
-    assert (_verdict(filter_for(machine), machine, number, *arguments) == ALLOW) == allowed, name
+    assert (_verdict(build(machine, Rules(one_container=True)), machine, number, *arguments) == ALLOW) == allowed, name
 
 
 def test_calls_of_another_architecture_end_the_process() -> None:
-    assert _verdict(filter_for("x86_64"), "x86_64", 0x4000_0000 + 1) == KILL
+    assert _verdict(build("x86_64", Rules(one_container=True)), "x86_64", 0x4000_0000 + 1) == KILL
 
 
 # -- wiping ------------------------------------------------------------------------------------------------------------
@@ -136,30 +137,6 @@ def test_wipe_of_any_tree(tmp_path_factory: pytest.TempPathFactory, paths: list[
         box.joinpath(*path).mkdir(parents=True, exist_ok=True)
     wipe(str(box))
     assert list(box.iterdir()) == []
-
-
-# -- owners ------------------------------------------------------------------------------------------------------------
-
-
-def test_containers_of_the_living_are_no_orphans() -> None:
-    assert not is_orphan(owner_label(), running=True)
-    assert not is_orphan(owner_label(), running=False)
-
-
-def test_containers_of_the_dead_are_orphans() -> None:
-    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
-        label = owner_label(process.pid)
-        assert not is_orphan(label, running=True)
-        process.kill()
-    assert is_orphan(label, running=True)
-    place, pid, started = owner_label().rsplit(" ", 2)
-    assert is_orphan(f"{place} {pid} {int(started) + 1}", running=True)  # the number is another process's by now
-
-
-def test_of_owners_elsewhere_only_ended_containers_are_orphans() -> None:
-    for label in ("another-boot/pid:[1] 1 1", "", "nonsense"):
-        assert not is_orphan(label, running=True)
-        assert is_orphan(label, running=False)
 
 
 # -- isolation ---------------------------------------------------------------------------------------------------------
@@ -325,7 +302,6 @@ class _Maker:
 def test_a_pool_replaces_the_dead_and_those_of_another_shape() -> None:
     maker = _Maker()
     pool = Pool(maker, 1)
-    pool.start(SMALL, 1, 5)
     first = pool.acquire(SMALL, 5)
     pool.release(first)
     assert pool.acquire(SMALL, 5) is first
@@ -346,7 +322,6 @@ def test_a_pool_replaces_the_dead_and_those_of_another_shape() -> None:
 def test_a_pool_never_has_more_than_its_slots() -> None:
     maker = _Maker()
     pool = Pool(maker, 2)
-    pool.start(SMALL, 1, 5)
     held = [pool.acquire(SMALL, 5), pool.acquire(SMALL, 5)]
     with pytest.raises(DeadlineExceededError, match="one of 2 sandbox slots"):
         pool.acquire(SMALL, 0.1)
@@ -360,10 +335,9 @@ def test_what_goes_wrong_is_told_to_those_who_wait_and_then_tried_again() -> Non
     maker = _Maker()
     maker.fault = SandboxError("the engine is gone")
     pool = Pool(maker, 2)
-    with pytest.raises(SandboxError, match="gone"):
-        pool.start(SMALL, 1, 5)
-    with pytest.raises(SandboxError, match="gone"):
-        pool.acquire(SMALL, 5)
+    for _ in range(2):
+        with pytest.raises(SandboxError, match="gone"):
+            pool.acquire(SMALL, 5)
     maker.fault = None
     pool.release(pool.acquire(SMALL, 5))
     pool.close()
@@ -408,10 +382,10 @@ def test_files_of_this_machines_python_for_an_image() -> None:
         host_files(["ruby"])  # type: ignore[list-item]
 
 
-def test_modules_are_sent_in_an_order_in_which_each_finds_what_it_imports() -> None:
-    texts = json.dumps(_module_texts()).encode()
-    load, _ = _BOOT.split("pid1, start = ")
+def test_what_runs_inside_needs_nothing_of_the_package() -> None:
+    load, _ = _BOOT.split("start = ", 1)
     # Without site the package itself cannot be imported, as in a container.
     command = [sys.executable, "-I", "-S", "-c", load + "\nprint('sandboxes.docker.inside.pid1' in sys.modules)"]
-    done = subprocess.run(command, input=b"%010d" % len(texts) + texts, capture_output=True, timeout=60, check=False)
+    code = b"%010d" % len(_code()) + _code()
+    done = subprocess.run(command, input=code, capture_output=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == (b"True\n", b"")

@@ -95,7 +95,7 @@ def test_arguments(machine: str, name: str, arguments: tuple[int, ...], expected
 @pytest.mark.parametrize("machine", MACHINES)
 def test_what_tiers_change(machine: str) -> None:
     numbers, arch = CHECKED[machine], ARCH[machine]
-    bare = build(machine, Rules(internet=False, unix_sockets=False, anonymous_memory=False, signals=False))
+    bare = build(machine, Rules(on_host=True, anonymous_memory=False, signals=False))
     assert [verdict(bare, numbers["socket"], (family,), arch) for family in (1, 2, 10)] == [EAFNOSUPPORT] * 3
     assert [verdict(bare, numbers[name], (), arch) for name in ("memfd_create", "shmget")] == [EPERM] * 2
     kill = ALLOWED[machine]["kill"]
@@ -113,7 +113,7 @@ def test_what_tiers_change(machine: str) -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_what_is_refused_where_no_namespaces_stand_between(machine: str) -> None:
     numbers, arch = {**ALLOWED[machine], **CHECKED[machine]}, ARCH[machine]
-    shared = build(machine, Rules(isolated_ipc=False, attributes=False, signals=False))
+    shared = build(machine, Rules(on_host=True, attributes=False, signals=False))
     names = (
         "semget msgget shmget shmat mq_open setpriority sched_setaffinity fchmodat fchown utimensat setxattr tkill "
         "tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal"
@@ -134,7 +134,7 @@ def test_what_is_refused_where_no_namespaces_stand_between(machine: str) -> None
         EPERM,
         EPERM,
     ]
-    own_user = build(machine, Rules(isolated_ipc=False))
+    own_user = build(machine, Rules(on_host=True))
     assert verdict(own_user, numbers["fchmodat"], (), arch) == ALLOW
 
 

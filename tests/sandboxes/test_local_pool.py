@@ -371,11 +371,10 @@ def test_limits_of_a_run_do_not_stay() -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"slots": 0}, "slots=0"),
-        ({"minimum_isolation": "none"}, "minimum_isolation='none'"),
-        ({"weakest_tier": "landlock"}, "weakest_tier='landlock': this argument is now called minimum_isolation"),
+        ({"slots": 0}, "slots must be a whole number from 1 to 1024, not 0"),
+        ({"minimum_isolation": "none"}, "minimum_isolation must be one of full, no-cgroup, landlock, not 'none'"),
         ({"python_paths": ("relative",)}, "python_paths: 'relative'"),
-        ({"limits": Limits(wall_s=-1)}, "wall_s=-1"),
+        ({"limits": Limits(wall_s=-1)}, "limits: wall_s must be .*, not -1"),
         ({"languages": ("python", "cobol")}, "cobol"),
     ],
 )

@@ -41,7 +41,8 @@ DOUBLE = "def f(x):\n    return 2 * x"
         ({"code": "while True: pass", "tests": {"inputs": ["1"], "outputs": ["1"]}, "time_s": 0.5}, ["timeout"]),
         ({"answer": f"I think:\n```python\n{DOUBLE}\n```", "tests": ["assert f(1) == 2"]}, ["ok"]),
         ({"code": 'd = """\n```python\nx = 1\n```\n"""\nx = 2', "tests": ["assert x == 2"]}, ["ok"]),
-        ({"code": "echo 5", "language": "bash", "tests": {"inputs": [""], "outputs": ["5"]}}, ["ok"]),
+        ({"code": "print('</think>')", "tests": {"inputs": [""], "outputs": ["</think>"]}}, ["ok"]),
+        ({"code": "echo 5\r\n", "language": "bash", "tests": {"inputs": [""], "outputs": ["5"]}}, ["ok"]),
         # Cheats.
         ({"code": "import os; os._exit(0)", "tests": ["assert f(2) == 4"]}, ["exit"]),
         (
@@ -117,7 +118,6 @@ def test_a_dead_worker_is_never_a_verdict(fake: Running) -> None:
         ({"code": "1", "tests": ["assert 1"], "total_s": 10**6}, "total_s may be 600"),
         ({"code": "1", "tests": ["assert 1"], "tolerance": 5}, "tolerance"),
         ({"code": "1", "tests": ["assert 1"], "timelimit_s": 5}, "timelimit_s"),
-        ({"code": "print('</think>')", "tests": ["assert 1"]}, "two parts"),
     ],
 )
 def test_requests_that_cannot_be_judged_are_refused(fake: Running, body: dict[str, Any], words: str) -> None:

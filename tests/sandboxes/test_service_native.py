@@ -202,7 +202,7 @@ def test_cancelling_a_run_ends_the_program() -> None:
 
     with running(slots=1, cancel_grace_s=0.1) as service, RemoteSandbox(service.url) as sandbox:
         asyncio.run(story(service, sandbox))
-        service.wait_until(lambda: service.service.metrics.restarts == 1)
+        service.wait_until(lambda: service.count("worker_restarts_total") == 1)
         assert sandbox.run(Program(source="#echo", stdin=b"next")).stdout == b"next"
 
 

@@ -521,7 +521,9 @@ FAULTS = [
     ),
     Fault("vectors decay", OPTIMIZERS, "weight.value.ndim >= 2 and", "weight.value.ndim >= 1 and"),
     Fault("embeddings decay", OPTIMIZERS, "(settings.decay_embeddings or not weight.outer)", "True"),
-    Fault("the second beta", OPTIMIZERS, "betas=settings.betas, foreach", "betas=(settings.betas[0], 0.95), foreach"),
+    Fault(
+        "the second beta", OPTIMIZERS, "betas=settings.betas, **kernels", "betas=(settings.betas[0], 0.95), **kernels"
+    ),
     Fault("warm-up from 0", OPTIMIZERS, "peak * (step + 1) / warmup_steps", "peak * step / warmup_steps"),
     Fault(
         "schedules end late",

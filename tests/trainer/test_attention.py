@@ -110,7 +110,7 @@ def test_flex_is_the_same() -> None:
 @pytest.mark.parametrize("release", ["torch 2.11", "torch 2.12"])
 def test_flash_is_told_where_sequences_start(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel is for CUDA; here a plain function with its signature answers, so that the wiring is tried. The older
-    one wants a head of keys and values for each of the queries."""
+    one takes grouped heads without being told."""
     lengths = [7, 1, 20, 5]
     qkv = inputs(lengths)
     assert qkv[0].shape[1] != qkv[1].shape[1]
@@ -118,8 +118,7 @@ def test_flash_is_told_where_sequences_start(release: str, monkeypatch: pytest.M
     def older(
         q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, scale: Any, window_size: Any
     ) -> Any:
-        assert k.shape == v.shape == q.shape
-        return newer(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=window_size)
+        return newer(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=window_size, enable_gqa=True)
 
     def newer(
         q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *,
@@ -133,7 +132,8 @@ def test_flash_is_told_where_sequences_start(release: str, monkeypatch: pytest.M
         outs = [scaled_dot_product_attention(*x, is_causal=True, enable_gqa=enable_gqa) for x in each]
         return torch.cat([out[0].transpose(0, 1) for out in outs])
 
-    monkeypatch.setattr(attention, "_varlen", lambda: {"torch 2.11": older, "torch 2.12": newer}[release])
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", {"torch 2.11": older, "torch 2.12": newer}[release])
+    monkeypatch.setattr(attention, "_FLASH", attention._flash_kernel())
     found = run(qkv, layout_of_positions(positions_of(lengths), "flash"))
     assert torch.allclose(found, alone(qkv, lengths), atol=1e-12)
 
@@ -141,10 +141,10 @@ def test_flash_is_told_where_sequences_start(release: str, monkeypatch: pytest.M
 def test_the_signature_of_torchs_varlen_is_what_is_called() -> None:
     import inspect
 
-    varlen = attention._varlen()
-    if varlen is None:
+    kernel = attention._FLASH
+    if kernel is None:
         pytest.skip("this torch has no torch.nn.attention.varlen")
-    names = list(inspect.signature(varlen).parameters)
+    names = list(inspect.signature(kernel.func).parameters)
     assert names[:7] == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
     assert {"scale", "window_size", "enable_gqa"} <= set(names)
 
@@ -198,7 +198,7 @@ def test_what_does_not_run_here_is_refused() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert choose_attention("auto", cpu, torch.bfloat16) == "sdpa"
     assert choose_attention("auto", cuda, torch.float32) == "sdpa"
-    assert choose_attention("auto", cuda, torch.bfloat16) == ("flash" if attention._varlen() else "sdpa")
+    assert choose_attention("auto", cuda, torch.bfloat16) == ("flash" if attention._FLASH else "sdpa")
     assert choose_attention("flex", cuda, torch.float32) == "flex"
     with pytest.raises(ConfigError, match=r"'flex' needs a CUDA device, and the model is on cpu; use 'sdpa'"):
         choose_attention("flex", cpu, torch.float32)
@@ -210,11 +210,12 @@ def test_the_varlen_of_torch_2_10_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     def of_2_10(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int) -> None: ...
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_2_10)
+    monkeypatch.setattr(attention, "_FLASH", attention._flash_kernel())
     assert choose_attention("auto", torch.device("cuda"), torch.bfloat16) == "sdpa"
 
 
 def test_no_flash_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_varlen", lambda: None)
+    monkeypatch.setattr(attention, "_FLASH", None)
     assert choose_attention("auto", torch.device("cuda"), torch.bfloat16) == "sdpa"
     with pytest.raises(ConfigError, match=r"needs torch.nn.attention.varlen with a scale, which torch .* does not"):
         choose_attention("flash", torch.device("cuda"), torch.bfloat16)

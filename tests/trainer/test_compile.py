@@ -14,9 +14,9 @@ from tiny import tiny_model
 
 from roll_envs.errors import ConfigError
 from trainer.config import LossConfig, OptimizerConfig
-from trainer.learner import TorchSettings
+from trainer.learner import TorchSettings, steps
 from trainer.learner.torch import TorchLearner
-from trainer.model import forward
+from trainer.model import attention, forward
 
 pytestmark = [
     pytest.mark.slow,
@@ -57,7 +57,7 @@ def test_steps_are_those_of_a_plain_learner(settings: dict[str, Any], monkeypatc
     plain, expected, plain_scores = three_steps(TorchSettings(**settings))
     assert compiled == []
     learner, found, scores = three_steps(TorchSettings(**settings, compile=True))
-    assert {forward._statistics, forward._logit_gradient} < set(compiled)
+    assert {forward._fused_statistics, forward._fused_gradient} < set(compiled)
     assert sum(getattr(what, "__name__", "") == "_call_impl" for what in compiled) == 2  # the layers
     close = 0.1 if "precision" in settings else 1e-5  # what is put together is rounded to bfloat16 less often
     for a, b in zip(expected, found, strict=True):
@@ -66,6 +66,62 @@ def test_steps_are_those_of_a_plain_learner(settings: dict[str, Any], monkeypatc
         assert torch.allclose(a, b, rtol=close, atol=close)
     weights = dict(plain.weights())
     assert all(torch.allclose(weights[name], value, atol=max(close, 1e-3)) for name, value in learner.weights())
+
+
+def probabilities(q: torch.Tensor, k: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """[H, N, N]; of causal attention over sequences end to end, q and k [N, H, E]."""
+    places = torch.arange(len(q))
+    sequence = torch.bucketize(places, starts, right=True)
+    seen = (sequence[:, None] == sequence) & (places[:, None] >= places)
+    scores = torch.einsum("qhe,khe->hqk", q, k) / q.shape[2] ** 0.5
+    found: torch.Tensor = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return found
+
+
+@torch.library.custom_op("roll_test::attend", mutates_args=())
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, longest: int) -> torch.Tensor:
+    """As torch's flash attention is for the compiler: an operation of its own, with a backward that is another."""
+    return torch.einsum("hqk,khe->qhe", probabilities(q, k, starts), v).contiguous()
+
+
+@torch.library.custom_op("roll_test::attend_backward", mutates_args=())
+def attend_backward(
+    gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    p = probabilities(q, k, starts)
+    by_p = torch.einsum("qhe,khe->hqk", gradient, v)
+    by_scores = p * (by_p - (p * by_p).sum(-1, keepdim=True)) / q.shape[2] ** 0.5
+    by_q, by_k = torch.einsum("hqk,khe->qhe", by_scores, k), torch.einsum("hqk,qhe->khe", by_scores, q)
+    by_v = torch.einsum("hqk,qhe->khe", p, gradient)
+    return by_q.contiguous(), by_k.contiguous(), by_v.contiguous()
+
+
+attend.register_fake(lambda q, *_: torch.empty_like(q))
+attend_backward.register_fake(lambda gradient, *tokens: tuple(torch.empty_like(x) for x in tokens[:3]))
+attend.register_autograd(
+    lambda ctx, gradient: (*attend_backward(gradient, *ctx.saved_tensors), None, None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:4]),
+)
+
+
+def test_layers_with_flash_attention_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, expected, _ = three_steps(TorchSettings())
+
+    def flash(q: Any, k: Any, v: Any, starts: Any, _: Any, longest: int, __: int, *, scale: float | None) -> Any:
+        groups = q.shape[1] // k.shape[1]
+        return attend(q, *(x.repeat_interleave(groups, dim=1) for x in (k, v)), starts, longest)
+
+    monkeypatch.setattr(attention, "_FLASH", flash)
+    monkeypatch.setattr(steps, "choose_attention", lambda *_: "flash")
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    _, found, _ = three_steps(TorchSettings(compile=True))
+    assert not counters["graph_break"]
+    # A layer and what is done with logits, for a step and for scoring; the gradient of the logits.
+    assert counters["stats"]["unique_graphs"] == 5
+    for a, b in zip(expected, found, strict=True):
+        assert b == pytest.approx(a, rel=1e-5, abs=1e-5)
 
 
 def test_threads_change_no_bit() -> None:

@@ -3,6 +3,7 @@ server on a GPU is started with. Real vLLM takes them in test_vllm."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,6 +186,28 @@ def test_live_weights_are_read_while_they_are_sent_and_kept() -> None:
     assert len(taken) == len(again) == len(dict(weights_of(network)))
     assert all(torch.equal(again[name], tensor) for name, tensor in weights_of(network))
     weights.close()
+
+
+def test_weights_of_a_gpu_are_kept_in_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = tiny_model().network
+    weights = SentWeights(skeleton_of(network), weights_of(network), live=True, dtype=torch.bfloat16)
+    weights._pinned = torch.zeros(
+        weights.most_bytes, dtype=torch.uint8
+    )  # of a GPU's weights it is there from the start
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(True))
+    sent = dict(weights.read())
+    assert not os.stat(weights.path).st_size
+    assert not waited
+    kept = dict(weights.read())
+    assert waited
+    assert all(torch.equal(kept[name], tensor.bfloat16()) for name, tensor in weights_of(network))
+    assert sent.keys() == kept.keys()
+    answered = weights.logprobs([1, 2, 3], [4, 5])
+    in_file = SentWeights(skeleton_of(network), weights_of(network), dtype=torch.bfloat16)
+    assert answered == in_file.logprobs([1, 2, 3], [4, 5])
+    for each in (weights, in_file):
+        each.close()
 
 
 def test_a_weight_may_come_by_both_of_its_names() -> None:

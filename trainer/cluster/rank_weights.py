@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from trainer.engines.buckets import Delivery, Named, Word, in_buckets, written
+from trainer.engines.buckets import Delivery, Named, Word, in_buckets, write_at, written
 from trainer.engines.vllm_worker.roll_transfer import Group, Piece
 
 
@@ -36,7 +36,9 @@ def deliver(weights: Iterable[Named], delivery: Delivery, rank: int) -> Iterator
     fd = os.open(delivery.path, os.O_RDWR) if rank in writers else -1
     try:
         place = writers.index(rank) if rank in writers else -1
-        stream = written(weights, fd, delivery.dtype, pieces, mine=lambda number: number % len(writers) == place)
+        stream = written(
+            weights, partial(write_at, fd), delivery.dtype, pieces, mine=lambda number: number % len(writers) == place
+        )
         if delivery.group is not None and rank == 0:
             yield from _broadcast(stream, delivery)
         for _ in stream:

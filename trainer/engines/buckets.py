@@ -110,15 +110,20 @@ def write_at(fd: int, tensor: torch.Tensor, start: int) -> None:
 
 
 def written(
-    weights: Iterable[Named], fd: int, dtype: torch.dtype | None, pieces: list[Piece], *, mine: Callable[[int], bool]
+    weights: Iterable[Named],
+    write: Callable[[torch.Tensor, int], None],
+    dtype: torch.dtype | None,
+    pieces: list[Piece],
+    *,
+    mine: Callable[[int], bool],
 ) -> Iterator[Named]:
-    """``weights`` in ``dtype`` as they come, each appended to ``pieces``; those whose number is ``mine`` are written to
-    the file."""
+    """``weights`` in ``dtype`` as they come, each appended to ``pieces``; those whose number is ``mine`` are given to
+    ``write``, with the byte at which they begin."""
     for number, (name, wide) in enumerate(weights):
         tensor = rounded(wide, dtype)
         pieces.append(piece_of(name, tensor, pieces[-1][4] if pieces else 0))
         if mine(number):
-            write_at(fd, tensor, pieces[-1][3])
+            write(tensor, pieces[-1][3])
         yield name, tensor
 
 

@@ -2,8 +2,10 @@
 network that says what they answer.
 
 Nothing is copied twice: a server on the same machine reads the very bytes that are kept here for one that must be
-started again, and the probe runs the network on them. Weights that lie in other processes of this machine are written
-there by these. Where adapters are trained, the weights beside them are kept once, and of each version the adapters.
+started again, and the probe runs the network on them. Those that come from a GPU while they are sent are kept in pinned
+memory: writing a file would take longer than all the rest of an update. Weights that lie in other processes of this
+machine are written there by these. Where adapters are trained, the weights beside them are kept once, and of each
+version the adapters.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import torch
 from torch.func import functional_call
 
 from roll_envs.errors import EngineError, RollError
-from trainer.engines.buckets import ALIGNMENT, Delivered, Delivery, Word, written
+from trainer.engines.buckets import ALIGNMENT, Delivered, Delivery, Word, write_at, written
 from trainer.engines.vllm_worker.roll_transfer import Kept, Piece, Use, views
 from trainer.model.forward import fitting
 
@@ -41,7 +43,7 @@ def skeleton_of(network: Any) -> Any:
 
 class SentWeights:
     """The weights of one version, or the adapters of one, all in one file: in memory, or in ``folder`` for a server
-    that shares one."""
+    that shares one. Weights that are read from a GPU while they are sent are not in the file."""
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class SentWeights:
         self._writers: tuple[int, ...] = ()
         self.device = torch.device("cpu")
         """Where the weights come from: the memory of this machine, unless they are read while they are sent."""
+        self._pinned: torch.Tensor | None = None
         try:
             if isinstance(source, Delivered):
                 self._writers, self.device = self._found_by(source)
@@ -91,6 +94,8 @@ class SentWeights:
                 stream = iter(source)
                 first = next(stream, None) if live else None
                 self.device = torch.device("cpu") if first is None else first[1].device
+                if self.device.type == "cuda" and self._are_weights and folder is None:
+                    self._pinned = torch.empty(self.most_bytes, dtype=torch.uint8, pin_memory=True)
                 self._unread = self._written(stream if first is None else itertools.chain([first], stream))
             if not live:
                 self.keep()
@@ -179,7 +184,15 @@ class SentWeights:
         return fitting(self._skeleton, source, "the update", error=EngineError)
 
     def _written(self, source: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        return written(self._fitting(source), self._file.fileno(), self._dtype, self.tensors, mine=lambda _: True)
+        return written(self._fitting(source), self._write, self._dtype, self.tensors, mine=lambda _: True)
+
+    def _write(self, tensor: torch.Tensor, start: int) -> None:
+        if self._pinned is None:
+            write_at(self._file.fileno(), tensor, start)
+            return
+        # A GPU does it when it comes to it: whoever reads waits for that.
+        place = self._pinned[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        place.copy_(tensor, non_blocking=True)
 
     def checksum(self) -> int:
         """CRC-32 of the file."""
@@ -189,6 +202,9 @@ class SentWeights:
 
     def _bytes(self) -> torch.Tensor:
         """All that is kept, uint8 [n]; nothing is copied."""
+        if self._pinned is not None:
+            torch.cuda.synchronize()
+            return self._pinned
         return torch.frombuffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
 
     @torch.no_grad()
@@ -218,3 +234,4 @@ class SentWeights:
     def close(self) -> None:
         """Give the memory back. A server that has it mapped still keeps its own hold."""
         self._file.close()
+        self._pinned = None

@@ -126,7 +126,15 @@ def _adamw(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings)
         {"params": [w.value for w in weights if decays(w)], "weight_decay": settings.weight_decay},
         {"params": [w.value for w in weights if not decays(w)], "weight_decay": 0.0},
     ]
-    return [torch.optim.AdamW(groups, lr=lr, betas=settings.betas, foreach=True)]
+    fused = all(w.value.is_cuda for w in weights)  # one pass over memory
+    kernels = {"foreach": not fused, "fused": fused}
+    made = torch.optim.AdamW(groups, lr=lr, betas=settings.betas, **kernels)
+
+    def with_own_kernels(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "param_groups": [{**group, **kernels} for group in state["param_groups"]]}
+
+    made.register_load_state_dict_pre_hook(with_own_kernels)  # a checkpoint has those of the device it was saved on
+    return [made]
 
 
 def _muon(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings) -> list[torch.optim.Optimizer]:

@@ -99,11 +99,12 @@ def microbatch_loss(
     *,
     on_policy: bool,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss of a micro-batch with these log-probs and entropies, and sums of metrics. ``on_policy`` takes the ratio
-    to the current policy itself."""
+    """The loss of a micro-batch with these log-probs and entropies, and sums of metrics. The batch is on their device,
+    or on the CPU. ``on_policy`` takes the ratio to the current policy itself."""
     logp, entropies = scores
     if not bool(batch.label_mask.any()):  # backward all the same: all ranks exchange weights and gradients in it
         return (logp.sum() + entropies.sum()) * 0.0, {}
+    batch = batch.to(logp.device)
     used = replace(batch, old_logp=logp.detach()) if on_policy else batch
     return policy_loss(objective, used, logp, denominators, entropies)
 

@@ -50,14 +50,15 @@ class TorchScorer:
         return self._memory.device
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of the labels and entropies [B, T]; 0 where there is no label."""
+        """Log-probs of the labels and entropies [B, T], on this device; 0 where there is no label. A batch on the CPU
+        lets a GPU go on with what it has to do."""
         logp, entropies = self._module(batch)
         return logp, entropies
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Log-probs of the labels at the sampling temperature, [B, T] per batch."""
         with torch.inference_mode():
-            return [self.forward(batch.to(self.device))[0] for batch in batches]
+            return [self.forward(batch)[0] for batch in batches]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and weights (views, not copies)."""
@@ -114,7 +115,7 @@ class _Result(NamedTuple):
 
     gradients: list[torch.Tensor | None]
     logp: torch.Tensor
-    loss: float
+    loss: torch.Tensor
     metrics: dict[str, torch.Tensor]
 
 
@@ -146,11 +147,13 @@ class TorchLearner:
     ) -> None:
         """``threads`` micro-batches are run side by side, each on one core and on a replica of the network that shares
         its weights; their gradients are added in order, so that the number of threads changes nothing. On small models
-        this beats threads inside each operation. ``model`` is moved to ``device``.
+        this beats threads inside each operation. Not with ``settings.compile``: which kernels torch makes depends on
+        the order of calls, and bits on the kernels. ``model`` is moved to ``device``.
 
         Raises :class:`ConfigError` when ``settings`` ask for what this model or machine does not have.
         """
         settings = settings or TorchSettings()
+        compiled = isinstance(settings, TorchSettings) and settings.compile
         self._objective = make_objective(loss, correction)
         self._temperature, self._settings = temperature, settings
         self._ranks = ranks or Ranks()
@@ -165,7 +168,7 @@ class TorchLearner:
         self._memory = DeviceMemory(home, [self._plain, self._network], self._masters.values, self._optimizers)
         self._workers: SimpleQueue[Worker] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
-        if threads > 1:
+        if threads > 1 and not compiled:
             for _ in range(threads):
                 self._workers.put(self._worker(replica_of(self._network)))
             self._pool = ThreadPoolExecutor(threads, "learner", initializer=torch.set_num_threads, initargs=(1,))
@@ -214,13 +217,13 @@ class TorchLearner:
         self._masters.clear_gradients()
         sums: dict[str, torch.Tensor] = {}
         before: list[torch.Tensor] = []
-        total = 0.0
+        losses: list[torch.Tensor] = []
         # Results come in the order of the batches, so that sums have the same bits with any number of threads.
         run = partial(self._microbatch, on_policy=on_policy)
         for found in (map if self._pool is None else self._pool.map)(run, jobs.batches, jobs.denominators):
             self._masters.add_gradients(found.gradients)
             before.append(found.logp)
-            total += found.loss
+            losses.append(found.loss)
             for name, value in found.metrics.items():
                 sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value
         self._ranks.add_gradients(self._masters.values)
@@ -229,6 +232,7 @@ class TorchLearner:
             take_step(self._optimizers, lr)
             self._masters.write_back()
         seen = sum(int(batch.label_mask.sum()) for batch in batches)
+        total = sum(float(loss) for loss in losses)  # here, and not before: a GPU would be waited for each time
         known = {"total": total, **{name: float(value) for name, value in sums.items()}} if team.rank == 0 else {}
         measured = step_metrics(self._ranks, known, tokens=seen, norm=norm, lr=lr, admitted=admitted)
         return measured, before[jobs.own]
@@ -238,14 +242,13 @@ class TorchLearner:
         worker = self._workers.get()  # there are as many as threads
         try:
             with checkpointing(worker.checkpointed):
-                batch = batch.to(worker.policy.device)
                 scores = worker.policy.forward(batch)
                 loss, metrics = microbatch_loss(self._objective, batch, scores, denominators, on_policy=on_policy)
                 torch.autograd.backward(loss)
             gradients = self._masters.take_gradients(worker.parameters)
         finally:
             self._workers.put(worker)
-        return _Result(gradients=gradients, logp=scores[0].detach(), loss=float(loss.detach()), metrics=metrics)
+        return _Result(gradients=gradients, logp=scores[0].detach(), loss=loss.detach(), metrics=metrics)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and current weights in Hugging Face form, one at a time: views, or a layer merged with its adapter;

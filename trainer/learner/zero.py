@@ -122,7 +122,8 @@ class ShardedModule:
             # The form of the portable state, groups without a weight included.
             self._groups: list[dict[str, Any]] = plain.state_dict()["param_groups"]
             self._order = [p for group in plain.param_groups for p in group["params"]]
-            self._adamw = _VetoedAdamW([dict(group) for group in plain.param_groups if group["params"]])
+            kernels = {"foreach": True, "fused": False}  # the fused one wants counts of steps on the device
+            self._adamw = _VetoedAdamW([{**group, **kernels} for group in plain.param_groups if group["params"]])
         numbers = sum(parameter.numel() for parameter in self._trained)
         configured = _configuration(settings, optimizer, half=self._half, numbers=numbers)
         # It imports more, and prints its memory.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from typing import Any, Literal, NamedTuple, cast
 
@@ -79,24 +79,26 @@ class Layout:
     """Which of the tokens this rank has, where several run them together."""
 
 
-def layout_of_positions(positions: torch.Tensor, kind: Kind = "sdpa") -> Layout:
-    """The sequences of a run of tokens from its ``positions`` [N], which are 0 where a sequence starts.
+def layout_of_positions(positions: torch.Tensor, kind: Kind = "sdpa", device: torch.device | None = None) -> Layout:
+    """The sequences of a run of tokens from its ``positions`` [N], which are 0 where a sequence starts; for attention
+    on ``device``, by default theirs.
 
     Positions 0 1 2 0 1 2 0 1 2 make one bucket of 3 sequences of 3, in place.
     """
-    lengths = _lengths(positions.numpy(force=True))
+    lengths, device = _lengths(positions.numpy(force=True)), device or positions.device
     if kind == "sdpa":
-        return bucket_layout(lengths, lengths, None, positions.device)
-    block_mask = _block_mask(torch.from_numpy(lengths).to(positions.device)) if kind == "flex" else None
-    return Layout(kind=kind, starts=_starts(lengths, positions.device), longest=max(lengths), block_mask=block_mask)
+        return bucket_layout(lengths, lengths, None, device)
+    block_mask = _block_mask(_on(device, lengths)) if kind == "flex" else None
+    return Layout(kind=kind, starts=_starts(lengths, device), longest=int(max(lengths)), block_mask=block_mask)
 
 
-def layout_of_tree(tree: SharedPrefixes) -> Layout:
-    """The sequences of the tokens that ``tree`` keeps, for SDPA; one with no token of its own asks nothing."""
+def layout_of_tree(tree: SharedPrefixes, device: torch.device | None = None) -> Layout:
+    """The sequences of the tokens that ``tree`` keeps, for SDPA on ``device``, by default the tree's; one with no token
+    of its own asks nothing."""
     ends = tree.lengths.cumsum()
     steps = np.minimum(np.arange(tree.lengths.max()), tree.lengths[:, None] - 1)
     seen = tree.place_of_token.numpy(force=True)[(ends - tree.lengths)[:, None] + steps]
-    return bucket_layout(tree.lengths, tree.lengths - tree.shared, seen, tree.kept.device)
+    return bucket_layout(tree.lengths, tree.lengths - tree.shared, seen, device or tree.kept.device)
 
 
 def bucket_layout(lengths: np.ndarray, own: np.ndarray, seen: np.ndarray | None, device: torch.device) -> Layout:
@@ -121,7 +123,7 @@ def bucket_layout(lengths: np.ndarray, own: np.ndarray, seen: np.ndarray | None,
         if seen is not None:
             key_tokens.append(seen[members, :keys].ravel())
             place = np.minimum(steps, ends - 1) + lengths[members, None] - ends
-            mask = torch.from_numpy(np.arange(keys) <= place[:, None, :, None]).to(device)
+            mask = _on(device, np.arange(keys) <= place[:, None, :, None])
         buckets.append(Bucket(len(members), keys, queries, mask))
     places = np.concatenate(query_tokens)
     in_place = np.array_equal(places, np.arange(len(place_of_token)))
@@ -130,9 +132,9 @@ def bucket_layout(lengths: np.ndarray, own: np.ndarray, seen: np.ndarray | None,
         starts=_starts(lengths, device),
         longest=int(lengths.max()),
         buckets=tuple(buckets),
-        query_tokens=None if in_place else torch.from_numpy(places).to(device),
-        key_tokens=torch.from_numpy(np.concatenate(key_tokens)).to(device) if key_tokens else None,
-        place_of_token=None if in_place else torch.from_numpy(place_of_token).to(device),
+        query_tokens=None if in_place else _on(device, places),
+        key_tokens=_on(device, np.concatenate(key_tokens)) if key_tokens else None,
+        place_of_token=None if in_place else _on(device, place_of_token),
     )
 
 
@@ -156,7 +158,12 @@ def _lengths(positions: np.ndarray) -> np.ndarray:
 
 
 def _starts(lengths: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.append(0, lengths.cumsum()).astype(np.int32)).to(device)
+    return _on(device, np.append(0, lengths.cumsum()).astype(np.int32))
+
+
+def _on(device: torch.device, values: np.ndarray) -> torch.Tensor:
+    """``values`` on ``device``, which is not waited for."""
+    return torch.from_numpy(values).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -227,14 +234,14 @@ def choose_attention(name: str, device: torch.device, dtype: torch.dtype) -> Kin
     """
     half = dtype in (torch.bfloat16, torch.float16)
     if name == "auto":
-        return "flash" if device.type == "cuda" and half and _varlen() is not None else "sdpa"
+        return "flash" if device.type == "cuda" and half and _FLASH is not None else "sdpa"
     if name != "sdpa" and device.type != "cuda":
         raise ConfigError(f"learner.attention {name!r} needs a CUDA device, and the model is on {device}; use 'sdpa'")
     if name == "flash" and not half:
         raise ConfigError(
             f"learner.attention 'flash' has no kernel for {dtype}; set learner.precision: bfloat16, or use 'sdpa'"
         )
-    if name == "flash" and _varlen() is None:
+    if name == "flash" and _FLASH is None:
         raise ConfigError(
             f"learner.attention 'flash' needs torch.nn.attention.varlen with a scale, which torch {torch.__version__} "
             "does not have; install torch 2.11 or newer, or use 'sdpa'"
@@ -262,7 +269,6 @@ def use_packed_attention(network: Any) -> None:
         )
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -287,17 +293,18 @@ def _attention(
             f"a sequence of {layout.longest} tokens is longer than the model's sliding window of {window}, which "
             "packed attention does not cut; shorten the episodes (engine.max_tokens) or use another model"
         )
-    run = {"sdpa": _sdpa, "flash": _flash, "flex": _flex}[layout.kind]
+    run: Callable[..., torch.Tensor] = {"sdpa": _sdpa, "flash": _flash, "flex": _flex}[layout.kind]
     if (mine := layout.token_slice) is None:
         return run(query, key, value, layout, scaling), None
     query, key, value = (mine.to_heads(x, query.shape[1]) for x in (query, key, value))
     return mine.to_tokens(run(query, key, value, layout, scaling)), None
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
     """SDPA bucket by bucket. Tokens behind a sequence's end see it, but it does not see them."""
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":  # slow on CPUs, its backward above all
-        return _sdpa(q.float(), k.float(), v.float(), layout, scale).to(q.dtype)
+        return _sdpa(q.float(), k.float(), v.float(), layout, scale).to(q.dtype)  # type: ignore[no-any-return]
 
     tokens = [x[0].transpose(0, 1) for x in (q, k, v)]
     if layout.query_tokens is not None:
@@ -344,27 +351,28 @@ class _Place(torch.autograd.Function):
         return gradient.index_select(0, place_of_token), None, None
 
 
-def _varlen() -> Callable[..., Any] | None:
+def _flash_kernel() -> partial[Any] | None:
+    """Causal flash attention of torch over sequences of any length, with fewer heads of keys than of queries; None
+    where torch has none."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    # That of torch 2.10 takes no scale and no window.
-    return varlen_attn if "window_size" in signature(varlen_attn).parameters else None
+    known = signature(varlen_attn).parameters
+    if "window_size" not in known:  # torch 2.10, which takes no scale either
+        return None
+    # torch 2.11 takes grouped heads without being told.
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
+    return partial(varlen_attn, window_size=(-1, 0), **grouped)
+
+
+_FLASH = _flash_kernel()
 
 
 def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
-    """Flash attention of torch over sequences of any length."""
-    varlen = _varlen()
-    assert varlen is not None  # choose_attention has looked
+    assert _FLASH is not None  # choose_attention has looked
     tokens = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)]
-    keywords: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
-    if (groups := q.shape[1] // k.shape[1]) > 1:
-        if "enable_gqa" in signature(varlen).parameters:
-            keywords["enable_gqa"] = True
-        else:  # torch 2.11
-            tokens[1:] = [x.repeat_interleave(groups, dim=1) for x in tokens[1:]]
-    out = varlen(*tokens, layout.starts, layout.starts, layout.longest, layout.longest, **keywords)
+    out = _FLASH(*tokens, layout.starts, layout.starts, layout.longest, layout.longest, scale=scale)
     return out[None]  # type: ignore[no-any-return]
 
 
@@ -375,6 +383,7 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=True)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
     """Flex attention; compiled on CUDA, where it skips the blocks in which no sequence sees another's tokens."""
     from torch.nn.attention.flex_attention import flex_attention

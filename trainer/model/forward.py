@@ -104,7 +104,15 @@ def layers_of(network: Any) -> list[Any]:
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function)
+    """``function`` of logits [n, V], and others, compiled for any n."""
+    # From the first call on, so that a resumed run has the bits of an unbroken one.
+    run = torch.compile(function, dynamic=True)
+
+    def call(z: torch.Tensor, *others: Any) -> Any:
+        torch._dynamo.mark_static(z, 1)  # the place of a number is then found without a division by a variable
+        return run(z, *others)
+
+    return call
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, half: torch.dtype) -> torch.Tensor:
@@ -141,7 +149,7 @@ class _LinearLogprobs(torch.autograd.Function):
         chunk: int,
         compiled: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        statistics = _compiled(_statistics) if compiled else _statistics
+        statistics = _compiled(_fused_statistics) if compiled else _statistics
         fine = torch.promote_types(weight.dtype, torch.float32)
         logp, entropy, top, logsum = torch.empty(4, len(hidden), dtype=fine, device=hidden.device)
         z = None
@@ -150,7 +158,7 @@ class _LinearLogprobs(torch.autograd.Function):
             logp[part], entropy[part], top[part], logsum[part] = statistics(z, labels[part])
         ctx.set_materialize_grads(False)  # an entropy that is only watched costs nothing in backward
         ctx.softcap, ctx.temperature, ctx.chunk, ctx.compiled = softcap, temperature, chunk, compiled
-        # The logits of a single chunk are kept, less their largest.
+        # The logits of a single chunk are kept: as _statistics leaves them, or as they were where it is compiled.
         ctx.kept = z if len(hidden) <= chunk and softcap is None and any(ctx.needs_input_grad[:3]) else None
         ctx.save_for_backward(hidden, weight, bias, labels, top, logsum, entropy)
         return logp, entropy
@@ -161,36 +169,46 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden, weight, bias, labels, top, logsum, entropy = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, None  # used up: a second backward computes the logits again
         mixed = hidden.is_cuda and weight.dtype != logsum.dtype
-        gradient_of = _compiled(_logit_gradient) if ctx.compiled else _logit_gradient
+        fused = _compiled(_fused_gradient) if ctx.compiled else None
         # Of hidden, weight and bias, as far as they are wanted; sums in float32 or better.
-        totals = [
-            torch.zeros(x.shape, dtype=logsum.dtype, device=x.device) if wanted else None
-            for x, wanted in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
-        ]
+        wanted: list[bool] = ctx.needs_input_grad[:3]
+        by_hidden = torch.empty(hidden.shape, dtype=logsum.dtype, device=hidden.device) if wanted[0] else None
+        none = not len(hidden)
+        by_weight, by_bias = (
+            torch.zeros_like(x, dtype=logsum.dtype) if none and want else None
+            for x, want in zip((weight, bias), wanted[1:], strict=True)
+        )
         for part in _parts(len(hidden), ctx.chunk):
             slope, z = None, kept
             if z is None:
                 z = _scaled_logits(hidden[part], weight, bias, ctx.softcap, ctx.temperature)
                 if ctx.softcap is not None:  # derivative of the capped logits by the plain ones
                     slope = 1.0 - (z * (ctx.temperature / ctx.softcap)).square_()
-                z.sub_(top[part, None])  # not both in one: their sum has fewer digits than they have
+                if fused is None:
+                    z.sub_(top[part, None])
             by_logp, by_entropy = (None if grad is None else grad[part] for grad in (grad_logp, grad_entropy))
-            gradient = gradient_of(z, logsum[part], labels[part], by_logp, by_entropy, entropy[part])
+            rest = (logsum[part], labels[part], by_logp, by_entropy, entropy[part])
+            plain = slope is None and not wanted[2]
+            if fused is None:
+                gradient = _logit_gradient(z, *rest)
+            else:
+                gradient = fused(z, top[part], *rest, weight.dtype if mixed and plain else z.dtype)
             if slope is not None:
                 gradient.mul_(slope)
-            if totals[2] is not None:
-                totals[2].add_(gradient.sum(0))
+            if wanted[2]:
+                by_bias = gradient.sum(0) if by_bias is None else by_bias.add_(gradient.sum(0))
             if mixed:
                 gradient = gradient.to(weight.dtype)  # as both products take it
-            if totals[0] is not None:
-                totals[0][part] = _product(gradient, weight, weight.dtype)
-            if totals[1] is not None and mixed:
-                totals[1].add_(_product(gradient.T, hidden[part], weight.dtype))
-            elif totals[1] is not None:  # in place: it is as large as the head
-                totals[1].addmm_(gradient.T, hidden[part].to(gradient.dtype))
+            if by_hidden is not None:
+                by_hidden[part] = _product(gradient, weight, weight.dtype)
+            if wanted[1] and (mixed or by_weight is None):
+                product = _product(gradient.T, hidden[part], weight.dtype)
+                by_weight = product if by_weight is None else by_weight.add_(product)
+            elif by_weight is not None:  # in place: it is as large as the head
+                by_weight.addmm_(gradient.T, hidden[part].to(gradient.dtype))
         done = [
-            None if total is None else total.div_(ctx.temperature).to(x.dtype)
-            for x, total in zip((hidden, weight, bias), totals, strict=True)
+            None if total is None else (total if ctx.temperature == 1 else total.div_(ctx.temperature)).to(x.dtype)
+            for x, total in zip((hidden, weight, bias), (by_hidden, by_weight, by_bias), strict=True)
         ]
         return *done, *[None] * 5
 
@@ -224,19 +242,50 @@ def _logit_gradient(
 
     d logp_y / dz_v = [v = y] - p_v and d H / dz_v = -p_v (log p_v + H).
     """
-    logp = z.sub_(logsum[:, None])
+    gradient = _gradient_of_all(z, logsum, grad_logp, grad_entropy, entropy)
+    return gradient if grad_logp is None else gradient.scatter_add_(1, labels[:, None], grad_logp[:, None])
+
+
+def _gradient_of_all(
+    z: torch.Tensor,
+    logsum: torch.Tensor,
+    grad_logp: torch.Tensor | None,
+    grad_entropy: torch.Tensor | None,
+    entropy: torch.Tensor,
+) -> torch.Tensor:
+    """:func:`_logit_gradient` without what the labels alone have."""
+    logp = z.sub_(logsum[:, None])  # not with the largest in one: their sum has fewer digits than they have
     if grad_entropy is None:
         if grad_logp is None:
             return logp.zero_()
-        gradient = logp.exp_().mul_(-grad_logp[:, None])
-    else:
-        shift = grad_entropy * entropy if grad_logp is None else grad_entropy * entropy + grad_logp
-        probabilities = logp.exp()
-        # Where p underflows to 0, log p is still finite, and the product 0.
-        gradient = logp.mul_(-grad_entropy[:, None]).sub_(shift[:, None]).mul_(probabilities)
-    if grad_logp is not None:
-        gradient.scatter_add_(1, labels[:, None], grad_logp[:, None])
-    return gradient
+        return logp.exp_().mul_(-grad_logp[:, None])
+    shift = grad_entropy * entropy if grad_logp is None else grad_entropy * entropy + grad_logp
+    probabilities = logp.exp()
+    # Where p underflows to 0, log p is still finite, and the product 0.
+    return logp.mul_(-grad_entropy[:, None]).sub_(shift[:, None]).mul_(probabilities)
+
+
+def _fused_statistics(z: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """:func:`_statistics` for a compiler, which reads ``z`` and need not write it."""
+    return _statistics(z.clone(), labels)
+
+
+def _fused_gradient(
+    z: torch.Tensor,
+    top: torch.Tensor,
+    logsum: torch.Tensor,
+    labels: torch.Tensor,
+    grad_logp: torch.Tensor | None,
+    grad_entropy: torch.Tensor | None,
+    entropy: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """:func:`_logit_gradient` in ``dtype`` for a compiler, from the scaled logits ``z`` [n, V] as they were."""
+    gradient = _gradient_of_all(z - top[:, None], logsum, grad_logp, grad_entropy, entropy)
+    if grad_logp is not None:  # a scatter would be a pass of its own
+        ids = torch.arange(z.shape[1], device=z.device)
+        gradient = gradient + torch.where(ids == labels[:, None], grad_logp[:, None], 0)
+    return gradient.to(dtype)
 
 
 class LabelStates(NamedTuple):
@@ -245,19 +294,31 @@ class LabelStates(NamedTuple):
     hidden: torch.Tensor
     """[M, D]; [W, D] where ranks run the tokens together."""
     places: torch.Tensor
-    """int64 [n]; the state before each label."""
+    """int64 [n]; the state before each label. On the batch's device."""
     mask: torch.Tensor
-    """bool [B, T]; where the n labels are that have their state here: all, or those of this rank's slice."""
+    """bool [B, T]; where the n labels are that have their state here: all, or those of this rank's slice. On the
+    batch's device."""
 
     @property
     def chosen(self) -> torch.Tensor:
         """[n, D]; the state before each label."""
-        return self.hidden.index_select(0, self.places)
+        return self.hidden.index_select(0, _sent(self.places, self.hidden.device))
 
 
-def label_states(body: Any, batch: Batch, attention: Kind = "sdpa", context: ContextRanks | None = None) -> LabelStates:
+def label_states(
+    body: Any,
+    batch: Batch,
+    attention: Kind = "sdpa",
+    context: ContextRanks | None = None,
+    device: torch.device | None = None,
+) -> LabelStates:
     """Run ``body``, the model without its head, over a micro-batch. With SDPA, beginnings that its sequences share are
-    run once. The ranks of ``context`` are given the same micro-batch and run a slice of its tokens each."""
+    run once. The ranks of ``context`` are given the same micro-batch and run a slice of its tokens each.
+
+    ``device`` is the model's, by default the batch's. Where the batch is on the CPU, all that depends on its numbers is
+    found there, and a GPU is not waited for: it still runs the micro-batch before.
+    """
+    device = device or batch.ids.device
     # By index, found once for all three: a mask would be searched for each of them.
     present = (batch.segments >= 0).flatten().nonzero()[:, 0]
     ids, positions, mask = (
@@ -267,9 +328,9 @@ def label_states(body: Any, batch: Batch, attention: Kind = "sdpa", context: Con
     ids, positions, labelled = ids[needed], positions[needed], mask[needed].nonzero()[:, 0]
     tree = share_prefixes(ids, positions) if attention == "sdpa" else None
     if tree is None:
-        layout = layout_of_positions(positions, attention)
+        layout = layout_of_positions(positions, attention, device)
     else:
-        layout, labelled = layout_of_tree(tree), tree.place_of_token[labelled]
+        layout, labelled = layout_of_tree(tree, device), tree.place_of_token[labelled]
         ids, positions = ids[tree.kept], positions[tree.kept]
     labels = batch.label_mask
     if context is not None:
@@ -278,14 +339,18 @@ def label_states(body: Any, batch: Batch, attention: Kind = "sdpa", context: Con
         ids, positions, own = mine.of(ids), mine.of(positions), mine.has(labelled)
         labelled, labels = labelled[own] - mine.start, labels.masked_scatter(labels, own)
     hidden = body(
-        input_ids=ids[None],
-        position_ids=positions[None],
+        input_ids=_sent(ids, device)[None],
+        position_ids=_sent(positions, device)[None],
         # Not read: where there is a mask of four dimensions, the model makes none of its own.
-        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch.ids.device),
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
         layout=layout,
         use_cache=False,
     ).last_hidden_state[0]
     return LabelStates(hidden, labelled, labels)
+
+
+def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.to(device, non_blocking=True)
 
 
 def up_to_the_last_label(positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -310,19 +375,21 @@ def label_scores(
     compiled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of the labels and entropies of their distributions at the sampling temperature, [B, T]; 0 elsewhere.
-    All ranks of ``context`` get all of them."""
-    hidden, labelled, mask = label_states(body, batch, attention, context)
-    vocabulary = head.weight.shape[0]
+    All ranks of ``context`` get all of them. ``batch`` is on the model's device, or on the CPU, as for
+    :func:`label_states`."""
+    device, vocabulary = head.weight.device, head.weight.shape[0]
+    hidden, labelled, mask = label_states(body, batch, attention, context, device)
     # A label after one state is one number, however many sequences have it.
     pairs, which = torch.unique(labelled * vocabulary + batch.labels[mask], return_inverse=True)
     scores = linear_logprobs(
-        hidden.index_select(0, pairs // vocabulary),
-        pairs % vocabulary,
+        hidden.index_select(0, _sent(pairs // vocabulary, device)),
+        _sent(pairs % vocabulary, device),
         head,
         temperature=temperature,
         chunk=positions_within(logits_mib, vocabulary),
         compiled=compiled,
     )
+    which, mask = _sent(which, device), _sent(mask, device)
     logp, entropy = (spread(score.index_select(0, which), mask, context) for score in scores)
     return logp, entropy
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from roll_envs.tools.formats.forms import Form
-from roll_envs.tools.formats.reading import Call, call_of, calls_of_list, clip, read_json, skip_space
+from roll_envs.tools.formats.reading import Call, call_of, calls_of_list, clip, read_json, read_whole_json, skip_space
 from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
 
 
@@ -74,5 +74,5 @@ def _value_of(raw: str, spec: ToolSpec | None, key: str) -> Any:
     text = raw.removeprefix("\n").removesuffix("\n")
     if kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind):
         return text
-    read = read_json(text, 0)
-    return text if read.problem or skip_space(text, read.end) < len(text) else read.value
+    read = read_whole_json(text)
+    return text if read.problem else read.value

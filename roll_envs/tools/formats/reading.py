@@ -83,6 +83,14 @@ def read_json(text: str, start: int) -> JsonRead:
     return JsonRead(value, end)
 
 
+def read_whole_json(text: str) -> JsonRead:
+    """The JSON value that a text is; a problem where there is anything else."""
+    read = read_json(text, 0)
+    if not read.problem and skip_space(text, read.end) < len(text):
+        return JsonRead(None, read.end, "there is more text after the JSON")
+    return read
+
+
 def call_of(value: Any, form: str) -> Call:
     """The call that a JSON value means: an object with ``name`` and ``arguments`` (or ``parameters``).
 
@@ -98,10 +106,9 @@ def call_of(value: Any, form: str) -> Call:
         return BadCall(reason=f"{found}; write {form}")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        read = read_json(arguments, 0)
-        if read.problem or skip_space(arguments, read.end) < len(arguments):
-            why = read.problem or "there is more text after the JSON object"
-            return BadCall(reason=f"the arguments of {clip(name)!r} are a text that is no JSON object: {why}")
+        read = read_whole_json(arguments)
+        if read.problem:
+            return BadCall(reason=f"the arguments of {clip(name)!r} are a text that is no JSON object: {read.problem}")
         arguments = read.value
     if arguments is None:
         arguments = {}

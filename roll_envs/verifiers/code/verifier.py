@@ -92,26 +92,24 @@ class CodeVerifier:
             check_number(name, getattr(self, name), lambda n: 0 < n <= 1e6, "a number above 0")
         if self.tolerance is not None:
             check_number("tolerance", self.tolerance, lambda n: 0 <= n < 1, "at least 0 and below 1")
-        if not isinstance(self.sandbox, Sandbox | str):
-            raise ConfigError(f"sandbox must be a Sandbox or the name of a backend, not {self.sandbox!r}")
-        if not isinstance(self.tests_sandbox, Sandbox | str | None):
-            raise ConfigError(f"tests_sandbox must be a Sandbox or the name of a backend, not {self.tests_sandbox!r}")
+        for name, given in (("sandbox", self.sandbox), ("tests_sandbox", self.tests_sandbox or "")):
+            if not isinstance(given, Sandbox | str):
+                raise ConfigError(f"{name} must be a Sandbox or the name of a backend, not {given!r}")
         self.limits = Limits(wall_s=self.time_s, memory_mb=int(self.memory_mb), compile_s=self.compile_s)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         try:
             plan = read_plan(reference)
-            cases = self.cases(answer, plan)
+            cases = self.cases(code_of(answer, self.language), plan)
         except Unusable as error:
             return Failed(reason=f"the tests cannot be used: {error}")
         except RollError as error:  # infrastructure failures of the sandbox, not errors of the program
             return Failed(reason=f"{type(error).__name__}: {error}")
         return self._score(cases)
 
-    def cases(self, answer: str, plan: Plan) -> list[CaseResult]:
-        """The result of each test. Raises :class:`Unusable` for tests that are at fault, or that only their own jail
-        beside the program could run, and what the sandbox raises."""
-        source = code_of(answer, self.language)
+    def cases(self, source: str, plan: Plan) -> list[CaseResult]:
+        """The result of each test of a program. Raises :class:`Unusable` for tests that are at fault or that only their
+        own jail beside the program could run, and what the sandbox raises."""
         source = f"{plan.prefix}\n{source}" if plan.prefix else source
         if len(source) > _MAX_SOURCE:
             detail = f"the code has {len(source)} characters; at most {_MAX_SOURCE} are judged"

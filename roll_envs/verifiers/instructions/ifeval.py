@@ -5,7 +5,6 @@ Everything is read line by line or with ``str`` methods where the original's pat
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 from roll_envs.errors import ConfigError
+from roll_envs.tools.formats.reading import read_whole_json
 from roll_envs.verifiers.instructions.arguments import Letter, Lower, Positive, Relation, Text, Texts, Whole, holds
 from roll_envs.verifiers.instructions.text import count_sentences, count_words, tokens
 from roll_envs.verifiers.language import LANGUAGES, identify
@@ -177,15 +177,7 @@ def json_format(text: str) -> bool:
     bare = text.strip()
     for fence in _FENCES:
         bare = bare.removeprefix(fence)
-    try:
-        json.loads(bare.removesuffix("```").strip(), parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    return not read_whole_json(bare.removesuffix("```").strip()).problem
 
 
 def title(text: str) -> bool:

@@ -72,8 +72,8 @@ class InstructionsVerifier:
 
     ``reference``: the row (see :func:`read_instructions`); without one, ``context`` is. ``mode``: ``strict`` reads the
     answer as it is; in ``loose`` an instruction is followed when one of :func:`loose_forms` follows it. ``value``:
-    ``share`` or ``all``; ``passed`` is always all. Thoughts before ``</think>`` are not part of the answer, unless
-    ``keep_thoughts``. An empty answer, or one beyond ``max_chars``, follows nothing.
+    ``share`` or ``all``; ``passed`` is always all. Thoughts before ``</think>`` are not part of the answer.
+    An empty answer, or one beyond ``max_chars``, follows nothing.
 
     Parts: each instruction's id (a second one of an id is ``id#2``), and ``strict_all``, ``strict_share``,
     ``loose_all``, ``loose_share``, the four numbers of the paper.
@@ -81,7 +81,6 @@ class InstructionsVerifier:
 
     mode: Literal["strict", "loose"] = "strict"
     value: Literal["share", "all"] = "share"
-    keep_thoughts: bool = False
     max_chars: int = 200_000
 
     def __post_init__(self) -> None:
@@ -94,7 +93,7 @@ class InstructionsVerifier:
             checks = read_instructions(context if reference is None else reference)
         except (ConfigError, UnknownNameError) as error:
             return Failed(reason=str(error))
-        text = answer if self.keep_thoughts else after_thinking(answer)
+        text = after_thinking(answer)
         if len(text) > self.max_chars:
             text = ""
         strict = [_follows(check, [text]) for _, check in checks]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from roll_envs.background import forget_in_children
 from roll_envs.errors import MissingExtraError, check_number, check_whole
+from roll_envs.recent import Recent
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number, plain_root
@@ -59,8 +59,8 @@ class MathVerifier:
     def forget(self) -> None:
         """Begin without verdicts: in a child, threads that are not there may hold the lock, or find a verdict."""
         self._lock = threading.Lock()
-        self._checked: dict[str, str] = {}
-        self._graded: OrderedDict[tuple[str, str], Future[Verdict]] = OrderedDict()
+        self._checked: Recent[str, str] = Recent(_REMEMBERED)
+        self._graded: Recent[tuple[str, str], Future[Verdict]] = Recent(_REMEMBERED)
         """Verdicts, and those that are being found, by reference and answer."""
         forget_in_children(self)
 
@@ -126,24 +126,19 @@ class MathVerifier:
             known = self._graded.get(key)
             if known is None:
                 mine: Future[Verdict] = Future()
-                self._graded[key] = mine
+                self._graded.keep(key, mine)
         if known is not None:
             return known.result()  # whoever works on it has deadlines of its own
         try:
             verdict, lasting = self._grade(gold, said)
         except BaseException as error:
-            self._forget(key, mine)
+            self._graded.drop(key)
             mine.set_exception(error if isinstance(error, Exception) else RuntimeError("grading was interrupted"))
             raise
         if not lasting:
-            self._forget(key, mine)
+            self._graded.drop(key)
         mine.set_result(verdict)
         return verdict
-
-    def _forget(self, key: tuple[str, str], mine: Future[Verdict]) -> None:
-        with self._lock:
-            if self._graded.get(key) is mine:
-                del self._graded[key]
 
     def _grade(self, gold: str, said: str) -> tuple[Verdict, bool]:
         """The verdict of the workers, and whether it would be the same another time."""
@@ -160,10 +155,10 @@ class MathVerifier:
             return Failed(reason=outcome.detail), False
         if outcome.status == "ok" and not isinstance(outcome.value, str):
             if why is None:
-                self._keep(gold, "")
+                self._checked.keep(gold, "")
             return Score(value=float(outcome.value), passed=bool(outcome.value)), True
         if outcome.status == "ok":
-            self._keep(gold, outcome.value)
+            self._checked.keep(gold, outcome.value)
             return self._unfit(gold, outcome.value)
         # The answer is at fault, unless the reference alone cannot be graded either.
         fault = self._check(gold) if why is None else why
@@ -181,10 +176,7 @@ class MathVerifier:
 
     def _known(self, gold: str) -> str | None:
         """Why a reference cannot be graded, empty where it can; ``None`` when that has not been seen yet."""
-        if plain_number(gold) is not None:
-            return ""
-        with self._lock:
-            return self._checked.get(gold)
+        return "" if plain_number(gold) is not None else self._checked.get(gold)
 
     def _check(self, gold: str) -> str:
         """Why a reference cannot be graded, empty where it can; asked once for each reference."""
@@ -195,16 +187,8 @@ class MathVerifier:
         why = str(outcome.value) if outcome.status == "ok" else outcome.detail
         # A missing worker says nothing of the reference.
         if outcome.status != "unavailable" and not outcome.hurried:
-            self._keep(gold, why)
+            self._checked.keep(gold, why)
         return why
-
-    def _keep(self, gold: str, why: str) -> None:
-        with self._lock:
-            if len(self._checked) >= _REMEMBERED:
-                self._checked.clear()
-            self._checked[gold] = why
-            while len(self._graded) > _REMEMBERED:
-                self._graded.popitem(last=False)
 
     def _unusable(self, wanted: tuple[str, ...]) -> Failed | None:
         """For answers that need no grading: an unusable reference is still a failure."""

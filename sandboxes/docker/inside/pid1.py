@@ -218,9 +218,7 @@ def _memory_file(size: int) -> int:
         if not got:
             os._exit(0)
         size -= got
-        done = 0
-        while done < got:
-            done += os.write(fd, _VIEW[done:got])
+        wire.write_all(fd, _VIEW[:got])
     return wire.seal(fd)
 
 
@@ -243,9 +241,7 @@ def _write_frame(kind: bytes, content: memoryview | bytes) -> None:
     written = os.writev(1, [head, content]) - len(head)
     if written < 0:  # writes of a few bytes to a pipe are atomic
         raise BrokenPipeError(f"a frame was cut off after {written + len(head)} bytes")
-    view = memoryview(content)[written:]
-    while view:
-        view = view[os.write(1, view) :]
+    wire.write_all(1, memoryview(content)[written:])
 
 
 def _protect() -> None:

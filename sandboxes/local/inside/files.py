@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from . import kernel
+from . import kernel, wire
 
 WORK = "/work"
 """The working folder of a run that has a file system of its own."""
@@ -21,9 +21,7 @@ def write_new(name: str, content: bytes, *, executable: bool = False) -> None:
         os.makedirs(folder, exist_ok=True)
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o755 if executable else 0o644)
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(fd, view) :]
+        wire.write_all(fd, content)
     finally:
         os.close(fd)
 

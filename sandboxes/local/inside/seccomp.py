@@ -63,10 +63,10 @@ Instruction = tuple[int, int, int, int]
 class Rules(NamedTuple):
     """What the filters of the isolation tiers differ in."""
 
-    internet: bool = True
-    """Allow internet sockets; only where the run has a network namespace of its own."""
-    unix_sockets: bool = True
-    """Allow unix sockets with an address; only where no socket of the host can be reached."""
+    on_host: bool = False
+    """No namespaces separate sockets, processes, System V objects and message queues from those of the host: sockets
+    with an address, calls that use shared objects, and those that set priorities and limits of other processes are
+    refused."""
     anonymous_memory: bool = True
     """Allow memfd_create and shmget; only where a cgroup limits the memory that they hold."""
     sets_up_jails: bool = False
@@ -76,9 +76,6 @@ class Rules(NamedTuple):
     """
     signals: bool = True
     """Allow signals to other processes; only where those of the host cannot be reached."""
-    isolated_ipc: bool = True
-    """Whether namespaces separate processes, System V objects and message queues from those of the host; where not,
-    calls that use shared objects or set priorities and limits of other processes are refused."""
     one_container: bool = False
     """Refuse objects that programs of one container could leave for each other, and changes of PID 1, whose user they
     have."""
@@ -97,8 +94,8 @@ def build(machine: str, rules: Rules = Rules()) -> bytes:  # noqa: B008 - a tupl
     plain = set(allowed.values())
     if rules.anonymous_memory:
         plain |= {checked["memfd_create"], checked["shmget"]}
-    refused = (*_OUTLIVES_PROCESSES, "ioprio_set") if rules.one_container or not rules.isolated_ipc else ()
-    refused += () if rules.isolated_ipc else ("setpriority", *_SCHEDULES)
+    refused = (*_OUTLIVES_PROCESSES, "ioprio_set") if rules.one_container or rules.on_host else ()
+    refused += ("setpriority", *_SCHEDULES) if rules.on_host else ()
     refused += () if rules.attributes else _ATTRIBUTES
     plain -= {table[name] for name in refused for table in (allowed, checked) if name in table}
     bodies = {}
@@ -125,7 +122,7 @@ def system_calls(machine: str) -> tuple[dict[str, int], dict[str, int]]:
 
 def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
     """Name of a call -> instructions that check its arguments; each list ends with a verdict."""
-    families = [_AF_UNIX] * rules.unix_sockets + [_AF_INET, _AF_INET6] * rules.internet
+    families = [] if rules.on_host else [_AF_UNIX, _AF_INET, _AF_INET6]
     checks = {
         "clone": [*_argument(0), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _verdict(_EPERM), _verdict(_ALLOW)],
         # Protocols: the default of the type (0), TCP (6) and UDP (17), so no raw sockets.
@@ -151,7 +148,7 @@ def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
     if rules.one_container:
         checks |= {name: _only(0, (0,)) for name in ("prlimit64", *_SCHEDULES)}
         checks["setpriority"] = [*_unless(0, [0], _EPERM), *_only(1, (0,))]
-    if not rules.isolated_ipc:
+    if rules.on_host:
         checks["prlimit64"] = _only(0, (0,))
         checks["fcntl"] = [*_argument(1), *_verdict_for(_SET_OWNER, _EPERM), _verdict(_ALLOW)]
         checks["ioctl"] = [*_argument(1), *_verdict_for((*_TERMINAL_INJECTION, *_IO_OWNER), _EPERM), _verdict(_ALLOW)]

@@ -25,13 +25,18 @@ def sealed(*parts: bytes) -> int:
     fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         for part in parts:
-            view = memoryview(part)
-            while view:
-                view = view[os.write(fd, view) :]
+            write_all(fd, part)
     except BaseException:
         os.close(fd)
         raise
     return seal(fd)
+
+
+def write_all(fd: int, content: bytes | memoryview) -> None:
+    """Write all bytes, however many writes that takes."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def seal(fd: int) -> int:

@@ -6,7 +6,6 @@ its classes is asked about one, unless the test itself makes objects of that cla
 
 from __future__ import annotations
 
-import builtins
 import json
 import sys
 import types
@@ -327,10 +326,10 @@ def _define(method: str, name: str, *, compares: bool = False, reflected: bool =
     setattr(Remote, method, binary)
 
 
-def _define_plain(method: str, name: str, kinds: tuple[type, ...] = ()) -> None:
+def _define_plain(method: str, name: str, kind: type | None = None) -> None:
     def plain(self: Remote, *others: Any) -> Any:
         value = link_of(self).operate(name, self, *others)
-        if kinds and type(value) not in kinds:
+        if kind is not None and type(value) is not kind:
             raise Fault("error", f"a reply to {name}() that is none")
         return value
 
@@ -343,12 +342,9 @@ for _name in "add sub mul truediv floordiv mod pow lshift rshift and_ or_ xor ma
     _plain_name = _name.rstrip("_")
     _define(f"__{_plain_name}__", _name)
     _define(f"__r{_plain_name}__", _name, reflected=True)
-for _name in "neg pos abs invert getitem setitem delitem round reversed".split():
+for _name in "neg pos abs invert getitem setitem delitem round reversed setattr delattr format dir next enter".split():
     _define_plain(f"__{_name}__", _name)
-for _name in ("setattr", "delattr", "format", "dir"):
-    _define_plain(f"__{_name}__", _name)
-for _name in ("len", "int", "float", "str", "repr", "bool", "bytes", "complex", "index"):
-    _define_plain(f"__{_name}__", _name, (getattr(builtins, _name, int),) if _name not in ("len", "repr") else
-                  ((int,) if _name == "len" else (str,)))  # fmt: skip
-_define_plain("__next__", "next")
-_define_plain("__enter__", "enter")
+for _kind in (int, float, str, bool, bytes, complex):
+    _define_plain(f"__{_kind.__name__}__", _kind.__name__, _kind)
+for _name, _kind in (("len", int), ("index", int), ("repr", str)):
+    _define_plain(f"__{_name}__", _name, _kind)

@@ -161,19 +161,18 @@ def _innermost(tree: ast.AST, names: set[str]) -> set[str]:
 def modules_of(tree: ast.AST) -> set[str]:
     """Names of libraries that are only read as ``name.attribute``."""
     owners = {n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
-    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    return {name for name in owners - called if name in KNOWN or name in sys.stdlib_module_names}
+    return {name for name in owners - _called(tree) if name in KNOWN or name in sys.stdlib_module_names}
 
 
 def needs_check(tree: ast.Module, entry: str) -> bool:
     defines = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
-    calls = any(
-        isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "check"
-        for node in tree.body
-        if not isinstance(node, ast.FunctionDef)
-        for n in ast.walk(node)
-    )
+    calls = any("check" in _called(node) for node in tree.body if not isinstance(node, ast.FunctionDef))
     return bool(entry) and defines and not calls
+
+
+def _called(tree: ast.AST) -> set[str]:
+    """Names that are called."""
+    return {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
 
 
 def has_tests(tree: ast.Module) -> bool:
