@@ -239,6 +239,7 @@ def lengths(options: argparse.Namespace, rng: random.Random) -> Callable[[], Epi
             [(options.scale * len(turn.completion.ids), options.env_s) for turn in episode.turns]
             for member in reader.members
             for episode in reader.read(member).episodes
+            if episode.scored  # those that were cut off say nothing of lengths
         ]
         return lambda: rng.choice(recorded)
     turns, median, sigma = {"reasoning": (1, 2500.0, 0.9), "agentic": (12, 150.0, 0.8)}[options.work]
