@@ -26,6 +26,8 @@ from memory_plan import peak, taken
 
 RANKS = 2
 MIB = 2**20
+LIMIT_S = 900.0
+"""Of a case."""
 
 
 class Case(NamedTuple):
@@ -186,7 +188,11 @@ def main() -> None:
                 command = [sys.executable, __file__, "--rank", name, str(rank), folder]
                 with log.open("wb") as file:
                     started.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
-            failed = [process.wait() for process in started]
+            try:
+                failed = [process.wait(LIMIT_S) for process in started]
+            finally:
+                for process in started:  # a rank whose neighbour failed waits for it
+                    process.kill()
             if any(failed):
                 raise SystemExit(f"{name} failed:\n" + "".join(log.read_text()[-2000:] for log in logs))
             found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(RANKS)]
