@@ -195,7 +195,7 @@ def test_weights_of_a_gpu_are_kept_in_pinned_memory(monkeypatch: pytest.MonkeyPa
         weights.most_bytes, dtype=torch.uint8
     )  # of a GPU's weights it is there from the start
     waited = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(True))
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     sent = dict(weights.read())
     assert not os.stat(weights.path).st_size
     assert not waited

@@ -203,7 +203,7 @@ class SentWeights:
     def _bytes(self) -> torch.Tensor:
         """All that is kept, uint8 [n]; nothing is copied."""
         if self._pinned is not None:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
             return self._pinned
         return torch.frombuffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
 
