@@ -173,9 +173,8 @@ class _LinearLogprobs(torch.autograd.Function):
         # Of hidden, weight and bias, as far as they are wanted; sums in float32 or better.
         wanted: list[bool] = ctx.needs_input_grad[:3]
         by_hidden = torch.empty(hidden.shape, dtype=logsum.dtype, device=hidden.device) if wanted[0] else None
-        none = not len(hidden)
-        by_weight, by_bias = (
-            torch.zeros_like(x, dtype=logsum.dtype) if none and want else None
+        by_weight, by_bias = (  # sums begin with the first chunk, where there is one
+            torch.zeros_like(x, dtype=logsum.dtype) if want and not len(hidden) else None
             for x, want in zip((weight, bias), wanted[1:], strict=True)
         )
         for part in _parts(len(hidden), ctx.chunk):
@@ -192,7 +191,7 @@ class _LinearLogprobs(torch.autograd.Function):
             if fused is None:
                 gradient = _logit_gradient(z, *rest)
             else:
-                gradient = fused(z, top[part], *rest, weight.dtype if mixed and plain else z.dtype)
+                gradient = fused(z, top[part], weight.dtype if mixed and plain else z.dtype, *rest)
             if slope is not None:
                 gradient.mul_(slope)
             if wanted[2]:
@@ -242,27 +241,20 @@ def _logit_gradient(
 
     d logp_y / dz_v = [v = y] - p_v and d H / dz_v = -p_v (log p_v + H).
     """
-    gradient = _gradient_of_all(z, logsum, grad_logp, grad_entropy, entropy)
-    return gradient if grad_logp is None else gradient.scatter_add_(1, labels[:, None], grad_logp[:, None])
-
-
-def _gradient_of_all(
-    z: torch.Tensor,
-    logsum: torch.Tensor,
-    grad_logp: torch.Tensor | None,
-    grad_entropy: torch.Tensor | None,
-    entropy: torch.Tensor,
-) -> torch.Tensor:
-    """:func:`_logit_gradient` without what the labels alone have."""
     logp = z.sub_(logsum[:, None])  # not with the largest in one: their sum has fewer digits than they have
     if grad_entropy is None:
         if grad_logp is None:
             return logp.zero_()
-        return logp.exp_().mul_(-grad_logp[:, None])
-    shift = grad_entropy * entropy if grad_logp is None else grad_entropy * entropy + grad_logp
-    probabilities = logp.exp()
-    # Where p underflows to 0, log p is still finite, and the product 0.
-    return logp.mul_(-grad_entropy[:, None]).sub_(shift[:, None]).mul_(probabilities)
+        gradient = logp.exp_().mul_(-grad_logp[:, None])
+    else:
+        shift = grad_entropy * entropy if grad_logp is None else grad_entropy * entropy + grad_logp
+        probabilities = logp.exp()
+        # Where p underflows to 0, log p is still finite, and the product 0.
+        gradient = logp.mul_(-grad_entropy[:, None]).sub_(shift[:, None]).mul_(probabilities)
+    if grad_logp is not None and torch.compiler.is_compiling():  # a scatter would be a pass of its own
+        ids = torch.arange(z.shape[1], device=z.device)
+        return gradient + torch.where(ids == labels[:, None], grad_logp[:, None], 0)
+    return gradient if grad_logp is None else gradient.scatter_add_(1, labels[:, None], grad_logp[:, None])
 
 
 def _fused_statistics(z: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -270,22 +262,9 @@ def _fused_statistics(z: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tens
     return _statistics(z.clone(), labels)
 
 
-def _fused_gradient(
-    z: torch.Tensor,
-    top: torch.Tensor,
-    logsum: torch.Tensor,
-    labels: torch.Tensor,
-    grad_logp: torch.Tensor | None,
-    grad_entropy: torch.Tensor | None,
-    entropy: torch.Tensor,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def _fused_gradient(z: torch.Tensor, top: torch.Tensor, dtype: torch.dtype, *others: Any) -> torch.Tensor:
     """:func:`_logit_gradient` in ``dtype`` for a compiler, from the scaled logits ``z`` [n, V] as they were."""
-    gradient = _gradient_of_all(z - top[:, None], logsum, grad_logp, grad_entropy, entropy)
-    if grad_logp is not None:  # a scatter would be a pass of its own
-        ids = torch.arange(z.shape[1], device=z.device)
-        gradient = gradient + torch.where(ids == labels[:, None], grad_logp[:, None], 0)
-    return gradient.to(dtype)
+    return _logit_gradient(z - top[:, None], *others).to(dtype)
 
 
 class LabelStates(NamedTuple):
