@@ -80,8 +80,7 @@ def build_index(
     target = Path(out).absolute()
     if target.exists():
         raise CatalogueError(f"{str(target)!r} exists already; choose another name, or remove it to build it anew")
-    given = {"attributes": attributes, "human_instructions": human_instructions}
-    files = _find_files(Path(source), given, num_products)
+    files = _find_files(Path(source), num_products, attributes=attributes, human_instructions=human_instructions)
     # A file that was changed is noticed by size and time, without reading it.
     stats = {role: path.stat() for role, path in files.items()}
     found = [[role, str(files[role].absolute()), stat.st_size, stat.st_mtime_ns] for role, stat in stats.items()]
@@ -114,7 +113,7 @@ def build_index(
     return target
 
 
-def _find_files(source: Path, given: Mapping[str, str | Path | None], num_products: int | None) -> dict[str, Path]:
+def _find_files(source: Path, num_products: int | None, **given: str | Path | None) -> dict[str, Path]:
     """The input files by role; those that are not there are left out, unless they were asked for."""
     folder = source if source.is_dir() else source.parent
     products = find_file(source, "items_shuffle", num_products) if source.is_dir() else source
@@ -214,7 +213,6 @@ def _found(
 def _add_segment(work: sqlite3.Connection, segment: Segment) -> None:
     """Keep the rows of a segment, all or none."""
     with work:
-        work.executemany("INSERT INTO products VALUES (?, ?, ?, ?, ?)", segment.products)
-        work.executemany("INSERT INTO goals VALUES (?, ?, ?, ?)", segment.goals)
-        work.executemany("INSERT INTO nouns VALUES (?, ?)", segment.nouns)
-        work.executemany("INSERT INTO postings VALUES (?, ?, ?)", segment.postings)
+        for table, rows in segment.items():
+            if rows:
+                work.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -61,26 +61,19 @@ class DiskGoals(Sequence[Goal]):
     def __len__(self) -> int:
         return len(self._files.arrays[f"{self._kind}.order"])
 
-    @overload
-    def __getitem__(self, number: int) -> Goal: ...
-    @overload
-    def __getitem__(self, number: slice) -> tuple[Goal, ...]: ...
-    def __getitem__(self, number: int | slice) -> Goal | tuple[Goal, ...]:
-        if isinstance(number, slice):
-            return tuple(self[n] for n in range(*number.indices(len(self))))
-        if not -len(self) <= number < len(self):
+    def __getitem__(self, number: Any) -> Any:
+        """A goal by number, or by a slice a tuple of goals. Raises :class:`IndexError` for a number that is none."""
+        if not isinstance(number, slice) and not -len(self) <= number < len(self):
             raise IndexError(f"goal {number} is not in 0..{len(self) - 1}")
+        places = self._files.arrays[f"{self._kind}.order"][number]
         with reading(f"goal {number} in {str(self._files.folder)!r}"):
-            return self._make(int(self._files.arrays[f"{self._kind}.order"][number]))
+            return tuple(map(self._make, places.tolist())) if isinstance(number, slice) else self._make(int(places))
 
     def _make(self, place: int) -> Goal:
         """The goal at a place in catalogue order; of the combinations of options, the last changes fastest."""
-        first, cap, weight, said, packed = self._files.row(
-            "SELECT first, cap, weight, said, packed FROM goals JOIN products USING (doc) "
-            "WHERE kind = ? AND first <= ? ORDER BY first DESC LIMIT 1",
-            self._kind,
-            place,
-        )
+        columns = "SELECT first, cap, weight, said, packed FROM goals JOIN products USING (doc)"
+        last_before = "WHERE kind = ? AND first <= ? ORDER BY first DESC LIMIT 1"
+        first, cap, weight, said, packed = self._files.row(f"{columns} {last_before}", self._kind, place)
         product, written = unpack_product(packed), json.loads(said)
         if self._kind == "human":
             return human_goal(product, written, cap)
@@ -128,7 +121,7 @@ def open_index(path: str | os.PathLike[str], *, verify: bool | None = None) -> D
     """
     folder = Path(path).absolute()
     manifest = files_of.read_manifest(folder)
-    small = sum(entry.num_bytes for entry in manifest.files.values()) <= VERIFIED_BYTES
+    small = sum(entry["num_bytes"] for entry in manifest.files.values()) <= VERIFIED_BYTES
     with reading(f"the catalogue {str(folder)!r}"):
         files_of.check_files(folder, manifest, checksums=small if verify is None else verify)
         return DiskCatalogue(folder, manifest)

@@ -63,6 +63,8 @@ ARRAYS = {
 a score; the numbers of goals in catalogue order, shuffled."""
 FILES = (*ARRAYS, DATABASE)
 
+_ENTRY = (("num_bytes", int), ("sha256", str))
+
 _FIELDS = tuple(field.name for field in fields(Product))
 
 
@@ -111,14 +113,6 @@ def unpack_product(packed: bytes) -> Product:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FileEntry:
-    """One file of a catalogue."""
-
-    num_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """What a catalogue holds and what it was made from."""
 
@@ -127,7 +121,8 @@ class Manifest:
     """Of the prices and the goals' price caps."""
     sources: Mapping[str, str]
     """``products``, ``attributes``, ``human_instructions`` -> name and size of the file, for people."""
-    files: Mapping[str, FileEntry]
+    files: Mapping[str, Mapping[str, Any]]
+    """``num_bytes`` and ``sha256`` of each."""
 
 
 def unfinished_name(out: Path) -> Path:
@@ -143,7 +138,7 @@ def _checksum(path: Path) -> str:
 def write_manifest(folder: Path, counts: Mapping[str, int], seed: int, sources: Mapping[str, str]) -> None:
     """Flush the files of a new catalogue to the disk, then describe them."""
     entries = {
-        name: FileEntry(num_bytes=(folder / name).stat().st_size, sha256=_checksum(folder / name)) for name in FILES
+        name: {"num_bytes": (folder / name).stat().st_size, "sha256": _checksum(folder / name)} for name in FILES
     }
     manifest = asdict(Manifest(counts=counts, seed=seed, sources=sources, files=entries))
     described = json.dumps({"version": VERSION, **manifest}, indent=1, sort_keys=True)
@@ -167,7 +162,7 @@ def read_manifest(folder: Path) -> Manifest:
                 counts={str(name): int(count) for name, count in raw["counts"].items()},
                 seed=int(raw["seed"]),
                 sources=dict(raw["sources"]),
-                files={name: FileEntry(**raw["files"][name]) for name in FILES},
+                files={name: {key: read(raw["files"][name][key]) for key, read in _ENTRY} for name in FILES},
             )
     except (FileNotFoundError, NotADirectoryError):
         raise CatalogueError(f"there is no catalogue {str(folder)!r}, a folder with a {MANIFEST}; {again}") from None
@@ -185,11 +180,11 @@ def check_files(folder: Path, manifest: Manifest, *, checksums: bool) -> None:
         if not (folder / name).is_file():
             raise CatalogueError(f"{what} is missing; build it again")
         actual = (folder / name).stat().st_size
-        if actual != entry.num_bytes:
+        if actual != entry["num_bytes"]:
             raise CatalogueError(
-                f"{what} has {actual} bytes instead of {entry.num_bytes}: it is cut short or damaged; build it again"
+                f"{what} has {actual} bytes instead of {entry['num_bytes']}: it is cut short or damaged; build it again"
             )
-        if checksums and _checksum(folder / name) != entry.sha256:
+        if checksums and _checksum(folder / name) != entry["sha256"]:
             raise CatalogueError(f"{what} does not match its checksum: it is damaged; build it again")
 
 

@@ -72,29 +72,22 @@ class Found(NamedTuple):
     """Role and JSON of its entries in the other files; of two in the same file the last counts."""
 
 
-class Segment(NamedTuple):
-    """The rows that some products make."""
-
-    products: list[tuple[int, bytes, int, bytes, bytes]]
-    """Document, product number, number of terms, prices, packed product."""
-    goals: list[tuple[str, int, int, bytes]]
-    """Kind, document, combinations of options, what the instruction says."""
-    nouns: list[tuple[bytes, bytes]]
-    """Title, its nouns."""
-    postings: list[tuple[int, bytes, bytes]]
-    """First document of the segment, term, pairs of document and count."""
+Segment = dict[str, list[tuple[Any, ...]]]
+"""The rows that some products make, by table: ``products`` (document, product number, number of terms, prices, packed
+product), ``goals`` (kind, document, combinations of options, what the instruction says), ``nouns`` (title, its nouns)
+and ``postings`` (first document of the segment, term, pairs of document and count)."""
 
 
 def make_segment(found: Sequence[Found]) -> Segment:
     """Join and analyse products that follow one another. Raises :class:`RollError` for a record that is wrong."""
-    made = Segment([], [], [], [])
+    made: Segment = {"products": [], "goals": [], "nouns": [], "postings": []}
     postings: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
     for doc, where, record, rows in found:
         listing = join(json.loads(record), where=where, **{role: json.loads(entry) for role, entry in rows})
         product = listing.product
         terms = analyse(document_text(product))
         pricing = dump_json(product.pricing[:2])
-        made.products.append((doc, encode(product.asin), len(terms), pricing, pack_product(product)))
+        made["products"].append((doc, encode(product.asin), len(terms), pricing, pack_product(product)))
         for term, count in Counter(terms).items():
             postings[term].extend((doc, count))
         # No term holds a space: these are never taken for one.
@@ -104,13 +97,13 @@ def make_segment(found: Sequence[Found]) -> Segment:
             said = {"instruction": listing.instruction, "instruction_attributes": listing.instruction_attributes}
             # More would not fit into 64 bits; in the end such a product is refused by MAX_GOALS.
             combinations = min(math.prod(map(len, product.options.values())), 2**63 - 1)
-            made.goals.append(("synthetic", doc, combinations, dump_json(said)))
+            made["goals"].append(("synthetic", doc, combinations, dump_json(said)))
         for written in listing.human:
             if written.get("instruction_attributes"):
-                made.goals.append(("human", doc, 1, dump_json(written)))
+                made["goals"].append(("human", doc, 1, dump_json(written)))
         if listing.nouns is not None:
-            made.nouns.append((encode(product.title), dump_json(listing.nouns)))
-    made.postings.extend((found[0].doc, encode(term), pairs.tobytes()) for term, pairs in sorted(postings.items()))
+            made["nouns"].append((encode(product.title), dump_json(listing.nouns)))
+    made["postings"].extend((found[0].doc, encode(term), pairs.tobytes()) for term, pairs in sorted(postings.items()))
     return made
 
 
