@@ -13,7 +13,7 @@ from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.providers.games import GameEnv, Played
 from roll_envs.providers.isolation import isolated
 from roll_envs.providers.packages import folder_of, imported
-from roll_envs.providers.words import HOW_TO_GET_WORDS, words_at_hand
+from roll_envs.providers.words import words_at_hand
 
 __all__ = ["DISTRIBUTION", "GEMEnv", "card", "ids"]
 
@@ -97,7 +97,8 @@ class GEMEnv(GameEnv):
 
     def _begin(self, seed: int) -> str:
         self._paid = 0.0
-        shown, info = self._game.reset(seed % 2**32)
+        with words_at_hand(f"GEM's {self.game}"):
+            shown, info = self._game.reset(seed % 2**32)
         return _whole(shown, info)
 
     def _play(self, move: str) -> Played:
@@ -127,11 +128,9 @@ def _whole(shown: str, info: Mapping[str, Any]) -> str:
 def _make(game: str, config: Mapping[str, Any]) -> Any:
     """The bare game. Raises :class:`ConfigError` for settings that it refuses, and where it cannot be had here."""
     try:
-        with words_at_hand():
+        with words_at_hand(f"GEM's {game}"):
             package = imported(_PACKAGE, game, "gem")
             return package.make(game, **config)
-    except LookupError as error:  # NLTK's own, with a page of words
-        raise ConfigError(f"GEM's {game} needs word lists, which are not here: {HOW_TO_GET_WORDS}") from error
     except (TypeError, ValueError, AssertionError) as error:
         what = f"refuses the config {dict(config)}" if config else "cannot be made with settings of its own"
         raise ConfigError(f"GEM's {game} {what}: {error}") from error

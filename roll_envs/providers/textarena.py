@@ -13,7 +13,7 @@ from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.providers.games import GameEnv, Played
 from roll_envs.providers.isolation import isolated
 from roll_envs.providers.packages import folder_of, imported
-from roll_envs.providers.words import HOW_TO_GET_WORDS, words_at_hand
+from roll_envs.providers.words import words_at_hand
 
 __all__ = ["TextArenaEnv", "card", "ids"]
 
@@ -132,11 +132,9 @@ def _make(game: str, config: Mapping[str, Any]) -> tuple[Any, bool]:
     """The bare game, and whether the package puts brackets around its moves. Raises :class:`ConfigError` for settings
     that it refuses, and for a game that cannot be had here."""
     try:
-        with words_at_hand():
+        with words_at_hand(f"TextArena's {game}"):
             package = imported(_PACKAGE, game, "textarena")
             made = package.make(game, **config)
-    except LookupError as error:  # NLTK's own, with a page of words
-        raise ConfigError(f"TextArena's {game} needs word lists, which are not here: {HOW_TO_GET_WORDS}") from error
     except SyntaxError as error:
         raise ConfigError(f"TextArena's {game} is written for a newer Python: {error}") from error
     except (TypeError, ValueError, AssertionError) as error:

@@ -6,14 +6,15 @@ import contextlib
 import functools
 import importlib
 import pickle
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from roll_envs.errors import ConfigError
 from roll_envs.providers.packages import folder_of
 
-__all__ = ["HOW_TO_GET_WORDS", "words_at_hand"]
+__all__ = ["words_at_hand"]
 
-HOW_TO_GET_WORDS = "pip install 'roll-envs[words]'"
 _PACKAGES = ("nltk", "english_words", "smallwords", "textblob_aptagger")
 _SPELT = {
     "behavior": "behaviour",
@@ -26,17 +27,47 @@ _SPELT = {
 }
 """Basic English as NLTK spells it, which is the same list otherwise."""
 _ABSENT = object()
+_LOCK = threading.Lock()
+_INSIDE: list[str] = []
+"""Games that are within, in all threads: the first replaces, and the last to leave gives back."""
+_REPLACED: list[tuple[Any, str, Any]] = []
+"""Where NLTK's own are kept meanwhile."""
 
 
 @contextlib.contextmanager
-def words_at_hand() -> Iterator[None]:
-    """What is imported and made within takes NLTK's words from packages, and downloads nothing.
+def words_at_hand(game: str) -> Iterator[None]:
+    """What is imported, made and begun within takes NLTK's words from packages, and downloads nothing.
 
-    Where the packages are not installed, NLTK is left to itself.
+    Where the packages are not installed, NLTK is left to itself; :class:`ConfigError` says what ``game`` lacks where it
+    has no words of its own.
     """
     if any(folder_of(package) is None for package in _PACKAGES):
-        yield
+        try:
+            yield
+        except LookupError as error:
+            if type(error) is not LookupError:  # NLTK's own, with a page of words, is
+                raise
+            how = "pip install 'roll-envs[words]'"
+            raise ConfigError(f"{game} needs word lists, which are not here: {how}") from error
         return
+    with _LOCK:
+        if not _INSIDE:
+            _replace()
+        _INSIDE.append(game)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _INSIDE.pop()
+            while not _INSIDE and _REPLACED:
+                place, name, own = _REPLACED.pop()
+                if own is _ABSENT:  # NLTK reads a list when it is first asked for
+                    delattr(place, name)
+                else:
+                    setattr(place, name, own)
+
+
+def _replace() -> None:
     nltk, corpus = importlib.import_module("nltk"), importlib.import_module("nltk.corpus")
     # The list and the tagger themselves, too: whoever imported a game before has names of its own for them.
     places: tuple[tuple[Any, str, Any], ...] = (
@@ -45,17 +76,9 @@ def words_at_hand() -> Iterator[None]:
         (importlib.import_module("nltk.tag"), "_get_tagger", lambda language=None: _tagger()),
         (corpus.words, "words", _words),
     )
-    kept = [vars(place).get(name, _ABSENT) for place, name, _ in places]
     for place, name, ours in places:
+        _REPLACED.append((place, name, vars(place).get(name, _ABSENT)))
         setattr(place, name, ours)
-    try:
-        yield
-    finally:
-        for (place, name, _), own in zip(places, kept, strict=True):
-            if own is _ABSENT:  # NLTK reads a list when it is first asked for
-                delattr(place, name)
-            else:
-                setattr(place, name, own)
 
 
 def _words(name: str | None = None) -> list[str]:
