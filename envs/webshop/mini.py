@@ -47,13 +47,17 @@ class WebShopMiniEnv(TextEnv):
         self,
         *,
         seed: int = 0,
+        order: int = 0,
         split: str = "all",
         max_turns: int = 15,
         action_format: str = "answer",
         format_penalty: float = 0.0,
         render_mode: str | None = None,
     ) -> None:
-        """As :class:`~envs.webshop.env.WebShopEnv`; wrong arguments raise :class:`~roll_envs.errors.ConfigError`."""
+        """As :class:`~envs.webshop.env.WebShopEnv`; ``order`` other than 0 lists the products of each shop in another.
+
+        Wrong arguments raise :class:`~roll_envs.errors.ConfigError`.
+        """
         self.max_turns = check_int("max_turns", max_turns, 1)
         self.format_penalty = check_penalty(format_penalty)
         self.render_mode = check_choice("render_mode", render_mode, (None, "ansi"))
@@ -62,11 +66,12 @@ class WebShopMiniEnv(TextEnv):
         self.action_space = AnyText(tuple(self.action_format.format([a]) for a in range(len(ACTIONS))))
         self.observation_space = AnyText()
         self.split = check_choice("split", split, tuple(SPLITS))
-        self.seed = check_int("seed", seed, 0)
+        self.seed, self.order = check_int("seed", seed, 0), check_int("order", order, 0)
         self.number, self.shop = 0, self._shop(0)
 
     def _shop(self, number: int) -> WebShopEnv:
-        return WebShopEnv(catalogue=mini_catalogue(self.seed, number), page_size=PAGE_SIZE, max_turns=self.max_turns)
+        catalogue = mini_catalogue(self.seed, number, self.order)
+        return WebShopEnv(catalogue=catalogue, page_size=PAGE_SIZE, max_turns=self.max_turns)
 
     @property
     def instructions(self) -> str:

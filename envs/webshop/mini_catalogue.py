@@ -67,8 +67,8 @@ def mini_words() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def mini_catalogue(seed: int, number: int) -> Catalogue:
-    """The shop of goal ``number``; its only goal is that one."""
+def mini_catalogue(seed: int, number: int, order: int = 0) -> Catalogue:
+    """The shop of goal ``number``, its only one; each ``order`` lists the same products in another order."""
     draw = drawing(seed, _TAG, number)
     kind, quality, material = pick(draw, KINDS), pick(draw, QUALITIES), pick(draw, MATERIALS)
     colour, size = pick(draw, COLOURS), pick(draw, SIZES)
@@ -97,6 +97,9 @@ def mini_catalogue(seed: int, number: int) -> Catalogue:
         drafts += [_Draft(other, pick(draw, QUALITIES), pick(draw, MATERIALS)) for _ in range(ROWS_OF_OTHERS)]
     # Products of equal score are listed in the order of their numbers.
     places = sorted(range(len(drafts)), key=lambda _: draw())
+    if order:
+        moved = drawing(order, _TAG, number)
+        places.sort(key=lambda _: moved())
     split = split_of(number)
     products = [
         _product(draft, f"M{number:07d}{place:02d}", split, draw) for draft, place in zip(drafts, places, strict=True)
@@ -109,7 +112,7 @@ def mini_catalogue(seed: int, number: int) -> Catalogue:
         price_upper=float(cap),
     )
     nouns = {product.title: (product.query,) for product in products}
-    return memory_catalogue(f"mini {seed}/{number}", products, [p.pricing[0] for p in products], [goal], nouns)
+    return memory_catalogue(f"mini {seed}/{number}/{order}", products, [p.pricing[0] for p in products], [goal], nouns)
 
 
 def _but(values: Sequence[str], one: str) -> list[str]:

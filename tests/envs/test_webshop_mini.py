@@ -171,6 +171,22 @@ def test_the_wanted_product_stands_anywhere() -> None:
     assert 60 <= min(places.values()) <= max(places.values()) <= 140
 
 
+def test_the_same_products_in_another_order() -> None:
+    def listed(order: int) -> list[tuple[str, float, str]]:
+        catalogue = mini_catalogue(0, 7, order)
+        store, found = catalogue.store, catalogue.search(catalogue.goals[0].query)
+        assert len(found) == 12
+        return [(store[doc].title, store.price(doc), str(store[doc].options)) for doc in found]
+
+    orders = [listed(order) for order in range(3)]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert len({str(order) for order in orders}) == 3
+    first = [WebShopMiniEnv(split="test", order=order).reset(seed=7)[0] for order in range(2)]
+    assert first[0] == first[1]  # the wish is the same
+    with pytest.raises(ConfigError, match="order"):
+        WebShopMiniEnv(order=-1)
+
+
 def test_the_words_are_closed() -> None:
     env = WebShopMiniEnv(action_format="word")
     known = {word.strip() for word in env.vocabulary}
