@@ -155,16 +155,17 @@ class WebShopMiniEnv(TextEnv):
         """Answers that buy the goal's product from here; ``None`` when too few turns are left.
 
         It shops by what the pages show: what has the title and a price within the limit is opened in the order of the
-        rows until it comes to the product that is offered as wanted. Where turns are too few for that, or this page is
-        behind that product, it goes there at once.
+        rows until it comes to the product that is offered as wanted. Only where this page is behind that product does
+        it go back to it.
         """
-        left = self.max_turns - int(self.shop.snapshot()["turns"])
-        ways = () if self.shop.page.kind == "done" else (self._way(looking=True), self._way(looking=False))
-        way = next((way for way in ways if len(way) <= left), None)
-        return None if way is None else [self.action_format.format([ACTIONS.index(action)]) for action in way]
+        if self.shop.page.kind == "done":
+            return None
+        way = self._way()
+        too_long = len(way) > self.max_turns - int(self.shop.snapshot()["turns"])
+        return None if too_long else [self.action_format.format([ACTIONS.index(action)]) for action in way]
 
-    def _way(self, *, looking: bool) -> list[str]:
-        """Actions that buy the goal's product; ``looking`` opens what may be it on the way there."""
+    def _way(self) -> list[str]:
+        """Actions that buy the goal's product, and before that open what may be it."""
         page, goal, store = self.shop.page, self.shop.goal, self.shop.catalogue.store
         assert isinstance(goal.options, Mapping)
         wanted = store.find(goal.asin)
@@ -194,7 +195,7 @@ class WebShopMiniEnv(TextEnv):
                 break
             product = store[doc]
             fits = product.title == goal.title and store.price(doc) <= goal.price_upper
-            if looking and fits and product.asin not in page.seen:
+            if fits and product.asin not in page.seen:
                 way += [row, "click[back]"]
         return [*way, row, *(f"click[{value}]" for value in goal.options.values()), "click[buy]"]
 
