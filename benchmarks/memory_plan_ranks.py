@@ -35,6 +35,8 @@ class Case(NamedTuple):
     """Keys of the section."""
     tokens: int = 512
     """Of a micro-batch."""
+    experts: int = 0
+    """In each layer, two of which each token meets; 0: a plain MLP."""
 
 
 CASES = {
@@ -52,6 +54,7 @@ CASES = {
     "megatron-tensor": Case("backend: megatron, tensor_parallel: 2"),
     "megatron-pipeline": Case("backend: megatron, pipeline_parallel: 2"),
     "megatron-tensor-bfloat16": Case("backend: megatron, tensor_parallel: 2, precision: bfloat16"),
+    "megatron-experts": Case("backend: megatron, expert_parallel: 2", experts=8),
 }
 TEXT = """
 format: 1
@@ -70,10 +73,21 @@ SHAPE = {
 SMALL = {**SHAPE, "vocab_size": 128, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
-def shape_of(values: dict[str, Any]) -> Any:
-    from transformers import Qwen2Config
+def shape_of(values: dict[str, Any], experts: int = 0) -> Any:
+    from transformers import Qwen2Config, Qwen3MoeConfig
 
-    return Qwen2Config(**values, tie_word_embeddings=True, max_position_embeddings=4096)
+    common = {**values, "tie_word_embeddings": True, "max_position_embeddings": 4096}
+    if not experts:
+        return Qwen2Config(**common)
+    inner = values["intermediate_size"] // 2
+    return Qwen3MoeConfig(
+        **common,
+        head_dim=64,
+        moe_intermediate_size=inner,
+        num_experts=experts,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+    )
 
 
 def stream(shape: Any) -> Iterator[tuple[str, Any]]:
@@ -126,6 +140,7 @@ def measure(case: Case, rank: int, folder: Path) -> None:
     from trainer.learner.gradients import Ranks
 
     torch.set_num_threads(1)
+    torch.cuda.current_device = lambda: torch.device("cpu")  # Megatron-Core's router takes it that there is CUDA
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
     text = TEXT.format(ranks=RANKS, learner=case.learner, tokens=case.tokens)
     before, peaks = 0.0, dict[str, float]()
@@ -152,9 +167,9 @@ def measure(case: Case, rank: int, folder: Path) -> None:
             made.step("learner", share, given, {"lr": 1e-6, "on_policy": True})
             peaks["always"] = taken("cpu") - before
 
-    learn(shape_of(SMALL))
+    learn(shape_of(SMALL, case.experts))
     before = taken("cpu")
-    learn(shape_of(SHAPE))
+    learn(shape_of(SHAPE, case.experts))
     (folder / f"{rank}.json").write_text(json.dumps(peaks))
 
 
@@ -163,7 +178,7 @@ def planned(case: Case) -> dict[str, float]:
     from trainer.run.memory_plan import make_plan
 
     config = parse_config(TEXT.format(ranks=RANKS, learner=case.learner, tokens=case.tokens))
-    return make_plan(config, shape_of(SHAPE), devices=("cpu", "cpu"), here=1).phases("cpu")
+    return make_plan(config, shape_of(SHAPE, case.experts), devices=("cpu", "cpu"), here=1).phases("cpu")
 
 
 def main() -> None:

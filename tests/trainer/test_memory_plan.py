@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 from tiny import tiny_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 
 from roll_envs.errors import ConfigError
 from trainer.cli import main
@@ -143,7 +143,7 @@ def test_what_an_engine_does_one_after_the_other_is_not_added() -> None:
     (moment,) = [
         item for item in plan("engine.max_running=1", "engine.max_tokens=20").items["cpu"] if item.when == SAMPLING
     ]
-    assert moment == ("engine", "weights of before, during an update", 4 * count(config(), MODEL).numbers, SAMPLING, ())
+    assert moment[:5] == ("engine", "weights of before, during an update", 4 * count(config(), MODEL).numbers, SAMPLING, ())
 
 
 def test_a_layer_that_is_computed_again_finds_the_room_of_the_logits() -> None:
@@ -299,6 +299,45 @@ def test_only_ranks_that_put_layers_together_take_memory_for_it() -> None:
         # The first stage has the embedding, which is the head too, beside half of the layers.
         held = counted.numbers + (counted.head if cut == "pipeline_parallel" else 0)
         assert size(plan(*given, device="cuda"), "weights", "cuda") == 4 * held / 2
+
+
+def test_what_is_offloaded_is_in_the_memory_of_the_processor() -> None:
+    two = ("placement.learner.ranks=2", "optimizer.name=adamw")
+    stepped = {"optimiser state", "gradients as the optimiser takes them", "sums of the optimiser"}
+
+    def moved(*overrides: str) -> set[str]:
+        """Items of the learner that are on the GPU without ``overrides`` and in the processor's memory with them."""
+        kinds = [
+            {device: {i.what.removesuffix(", in 2 ranks"): i.bytes for i in items} for device, items in found.items()}
+            for found in (plan(*two, *given, device="cuda").items for given in (overrides[:-1], overrides))
+        ]
+        assert all(
+            kinds[1]["cpu"][what] == 2 * size for what, size in kinds[0]["cuda"].items() if what in kinds[1]["cpu"]
+        )
+        return set(kinds[0]["cuda"]) - set(kinds[1]["cuda"])
+
+    zero = ("learner.backend=deepspeed", "learner.stage=3")
+    copies = "float32 copies of weights"
+    assert moved(*zero, "learner.offload_optimizer=true") == {*stepped, copies, "gradients"}
+    assert moved(*zero, "learner.offload_param=true") == {"weights"}
+    assert moved("learner.backend=fsdp2", "learner.cpu_offload=true") == {*stepped, "weights", "gradients"} - {
+        "gradients as the optimiser takes them"
+    }
+
+
+def test_experts_are_dealt_and_the_rest_is_whole() -> None:
+    shape = Qwen3MoeConfig(
+        vocab_size=300, hidden_size=32, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_experts=8, num_experts_per_tok=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    given = config("placement.learner.ranks=4", "learner.backend=megatron", "learner.expert_parallel=4")
+    counted = count(given, shape)
+    assert counted.experts == 2 * 8 * 3 * 32 * 16
+    found = make_plan(given, shape, devices=("cuda", "cuda"), free={"cuda": 8.0 * GIB, "cpu": 8.0 * GIB})
+    whole = counted.numbers - counted.experts
+    sizes = {item.what: item.bytes for item in found.items["cuda"] if item.owner == "learner"}
+    assert sizes["weights"] == sizes["gradients"] == pytest.approx(4 * (whole + counted.experts / 4))
+    assert sizes["optimiser state"] == pytest.approx(counted.optimizer / 4)
 
 
 def test_ranks_that_run_micro_batches_together_keep_a_slice_each() -> None:

@@ -164,6 +164,10 @@ class Shares:
     """Numbers at most of a buffer in which gradients are summed over the ranks; 0: none that counts."""
     keeps_gradients: bool = True
     """Whether gradients, and their bucket, in float32, stay between steps; else each backward pass makes its own."""
+    experts: float = 1.0
+    """Of those weights that are experts, and their gradients: the share of what ``weights`` and ``gradients`` say."""
+    in_cpu: frozenset[str] = frozenset()
+    """``weights``, ``gradients``, ``optimizer``: which of them are in the memory of the CPU wherever it is computed."""
 
 
 def _everything(settings: Any, ranks: int) -> Shares:
@@ -343,6 +347,9 @@ def _shares_of_zero(settings: DeepSpeedSettings, ranks: int) -> Shares:
         flat=True,
         bucket=ZERO_BUCKET,
         keeps_gradients=settings.stage == 3,
+        in_cpu=frozenset(
+            ["weights"] * settings.offload_param + ["gradients", "optimizer"] * settings.offload_optimizer
+        ),
     )
 
 
@@ -392,8 +399,9 @@ def _make_fsdp2(model: LanguageModel, **arguments: Any) -> Learner:
 
 
 def _shares_of_shards(settings: FSDP2Settings, ranks: int) -> Shares:
-    share = 1 / ranks
-    return Shares(weights=share, gradients=share, optimizer=share, tokens=1 / settings.context_parallel)
+    share, tokens = 1 / ranks, 1 / settings.context_parallel
+    in_cpu = frozenset(["weights", "gradients", "optimizer"] * settings.cpu_offload)
+    return Shares(weights=share, gradients=share, optimizer=share, tokens=tokens, in_cpu=in_cpu)
 
 
 FSDP2 = _ShardedPart(

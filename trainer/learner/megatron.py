@@ -42,6 +42,7 @@ def _shares(settings: MegatronSettings, ranks: int) -> Shares:
         gradients=cut,
         optimizer=1 / ranks,
         tokens=1 / settings.context_parallel,
+        experts=1 / settings.expert_parallel,
         gathers=False,
         stages=settings.pipeline_parallel,
     )

@@ -4,6 +4,7 @@ has no storage (torch's device "meta").
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,8 @@ class Counted:
     """V x D; a count."""
     outer: int
     """Of the embedding and the head, which may be one; a count."""
+    experts: int
+    """In experts; a count."""
     matrices: int
     """In the layers, which servers can quantise; a count."""
     width: int
@@ -119,7 +122,11 @@ def count(config: RunConfig, model: Any) -> Counted:
     for optimizer in optimizers:
         optimizer.step()
         state += sum(x.nbytes for of in optimizer.state.values() for x in of.values() if torch.is_tensor(x))
-    few, many = (kept_for_backward(network, n * _COUNTED_TOKENS) for n in (1, 2))
+    experts = sum(p.numel() for name, p in plain.named_parameters() if ".experts." in name)
+    # On "meta" torch multiplies matrices of experts in bfloat16 alone, in which all that is kept is half as large.
+    halved = bool(experts) and dtype is torch.float32
+    seen = copy.deepcopy(network).to(torch.bfloat16) if halved else network
+    few, many = ((1 + halved) * kept_for_backward(seen, n * _COUNTED_TOKENS) for n in (1, 2))
     width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     head = plain.get_output_embeddings().weight
     outside = {id(p): p for p in (head, plain.get_input_embeddings().weight)}
@@ -133,6 +140,7 @@ def count(config: RunConfig, model: Any) -> Counted:
         kept_once=max(0.0, 2 * few - many),
         head=head.numel(),
         outer=sum(p.numel() for p in outside.values()),
+        experts=experts,
         matrices=sum(p.numel() for p in plain.parameters() if p.dim() > 1 and id(p) not in outside),
         width=model.hidden_size,
         layers=model.num_hidden_layers,

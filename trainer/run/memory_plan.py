@@ -55,6 +55,8 @@ class Item(NamedTuple):
     """``always``, or the phase in which it exists: backward, optimiser step, sampling, loading."""
     keys: tuple[str, ...] = ()
     """What makes it smaller."""
+    home: str = ""
+    """The device that it stays on, where that is not the one which computes with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,9 +119,11 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
     precise = () if half else ("learner.precision",)
     backend, ranks = BACKENDS.find(settings.backend), config.placement.learner.ranks
     own = part_settings(settings, backend)
-    held = _on_first_stage(backend.shares(own, ranks), counted)
+    even = backend.shares(own, ranks)
+    held, dealt = _on_first_stage(even, counted), counted.experts / counted.numbers
     streamed = ranks > 1 and backend.fills(own)  # into the shares of a network that begins without memory
-    gathered, item = held.gathers and held.weights < 1, partial(Item, "learner")
+    gathered = held.gathers and (held.weights < 1 or "weights" in held.in_cpu)
+    item = partial(Item, "learner")
     # Replicas add to gradients of their own, and so do weights in half precision, until a micro-batch is done.
     # Of weights that are held in shares a rank has no other gradients.
     apart = counted.trained * (2 if half else 4) * (threads if half or threads > 1 else 0) * held.weights
@@ -128,17 +132,23 @@ def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> 
     if bucket and not held.keeps_gradients:  # those of a micro-batch are in it
         apart = 0.0
     kept = ALWAYS if held.keeps_gradients else BACKWARD
-    copied = held.flat or held.optimizer < held.gradients
+    shares = ((1 - dealt, even.gradients), (dealt, even.gradients * even.experts))
+    copied = 1.0 if held.flat else sum(part for part, share in shares if even.optimizer < share)
+    weights, gradients, stepping = (
+        partial(item, home="cpu" if part in held.in_cpu else "") for part in ("weights", "gradients", "optimizer")
+    )
     items = [
-        item("weights", counted.weights * held.weights, keys=precise),
+        weights("weights", counted.weights * held.weights, keys=precise),
         item("weights of two layers, put together", 2 * counted.weights / counted.layers * gathered, BACKWARD),
-        item("float32 copies of weights", max(counted.masters * held.optimizer, stepped * held.flat), keys=smaller),
-        item("gradients", 4 * counted.trained * held.gradients, kept, smaller),
+        stepping("float32 copies of weights", max(counted.masters * held.optimizer, stepped * held.flat), keys=smaller),
+        gradients("gradients", 4 * counted.trained * held.gradients, kept, smaller),
         item("bucket of gradients", bucket, kept, smaller),
-        item("optimiser state", counted.optimizer * held.optimizer, keys=smaller),
+        stepping("optimiser state", counted.optimizer * held.optimizer, keys=smaller),
         item("gradients of micro-batches", apart, BACKWARD, (*smaller, *(("learner.threads",) if threads > 1 else ()))),
-        item("gradients as the optimiser takes them", stepped * copied * (1 if kept == ALWAYS else 2), STEP, smaller),
-        item("sums of the optimiser", stepped, STEP, smaller),
+        stepping(
+            "gradients as the optimiser takes them", stepped * copied * (1 if kept == ALWAYS else 2), STEP, smaller
+        ),
+        stepping("sums of the optimiser", stepped, STEP, smaller),
     ]
     if config.reward.kl_coef or config.loss.kl_coef:
         moves = bool(config.reference.refresh_every) or config.backend_of("reference") != settings.backend
@@ -163,11 +173,12 @@ def _shares_of(config: RunConfig, name: RoleName, counted: Counted) -> Shares:
 
 
 def _on_first_stage(even: Shares, counted: Counted) -> Shares:
-    """``even`` shares of all weights as the first stage of a pipeline has them, with the whole embedding."""
-    if even.stages == 1:
-        return even
-    more = (counted.numbers - counted.outer + even.stages * counted.head) / counted.numbers
-    return replace(even, **{name: more * getattr(even, name) for name in ("weights", "gradients", "optimizer")})
+    """``even`` shares of all weights as the first stage of a pipeline has them, with the whole embedding, and with its
+    share of the experts."""
+    more = (even.stages * counted.head - counted.outer if even.stages > 1 else 0) / counted.numbers
+    dealt = counted.experts / counted.numbers * (1 - even.experts)
+    held = {name: (1 + more - dealt) * getattr(even, name) for name in ("weights", "gradients")}
+    return replace(even, **held, optimizer=(1 + more) * even.optimizer)
 
 
 def _microbatch(config: RunConfig, counted: Counted, tokens: int, threads: int) -> list[Item]:
@@ -335,6 +346,8 @@ def _placed(config: RunConfig) -> tuple[RunConfig, tuple[str, str]]:
 
 def _device_of(config: RunConfig, item: Item, learner: str) -> str:
     """Where something of the learner is: ``placement`` may say otherwise for reference and critic."""
+    if item.home:
+        return item.home
     name = item.what.partition(":")[0]
     chosen = getattr(config.placement, name).device if name in ("reference", "critic") else None
     return learner if chosen is None else "cpu" if chosen == "cpu" else f"cuda:{chosen[0]}"
