@@ -2,8 +2,8 @@
 
     python benchmarks/hub_check.py [OUT] [--like TEXT ...] [--jobs N] [--timeout S] [--limit S] [--failed] [--report]
 
-The result of each id is a line of the file OUT (default: benchmarks/results/hub_check.jsonl), so that a run that was cut
-off goes on where it was; with --failed those that failed are checked again. Ids that need the user's settings (an
+The result of each id is a line of the file OUT (default: benchmarks/results/hub_check.jsonl), so that a run which was
+cut off goes on where it was; with --failed those that failed are checked again. Ids that need the user's settings (an
 address, a folder) are left out.
 """
 
