@@ -143,7 +143,13 @@ def test_what_an_engine_does_one_after_the_other_is_not_added() -> None:
     (moment,) = [
         item for item in plan("engine.max_running=1", "engine.max_tokens=20").items["cpu"] if item.when == SAMPLING
     ]
-    assert moment[:5] == ("engine", "weights of before, during an update", 4 * count(config(), MODEL).numbers, SAMPLING, ())
+    assert moment[:5] == (
+        "engine",
+        "weights of before, during an update",
+        4 * count(config(), MODEL).numbers,
+        SAMPLING,
+        (),
+    )
 
 
 def test_a_layer_that_is_computed_again_finds_the_room_of_the_logits() -> None:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sysconfig
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -461,7 +462,9 @@ def test_the_probe_finds_a_tied_head_that_keeps_old_weights(
         made(models[0])
 
 
-def test_the_whole_loop_trains_on_it_and_takes_it_along_when_killed(tmp_path: Path) -> None:
+def test_the_whole_loop_trains_on_it_and_takes_it_along_when_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = values(
         output=str(tmp_path / "runs"),
         steps=100_000,
@@ -476,9 +479,12 @@ def test_the_whole_loop_trains_on_it_and_takes_it_along_when_killed(tmp_path: Pa
         },
     )
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    short = Path(tempfile.mkdtemp())  # names of sockets are short
+    monkeypatch.setenv("TMPDIR", str(short))
     process = roll_train(str(tmp_path / "run.yaml"), log=tmp_path / "output")
     try:
         lines = wait_for_steps(tmp_path / "runs", 3, process)
+        assert list(short.glob("roll-vllm-*/vllm_dist_*")), "vLLM's own files are in the server's folder"
         assert all(abs(line["mismatch/kl"]) < 1e-2 for line in lines)
         assert all(line["rollout/failed_share"] == 0 for line in lines)
         servers = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == process.pid]
@@ -489,6 +495,8 @@ def test_the_whole_loop_trains_on_it_and_takes_it_along_when_killed(tmp_path: Pa
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert all(map(ended, group))
+    assert not list(short.glob("*vllm*")), "nor is a file left"
+    shutil.rmtree(short)
     assert (tmp_path / "log").read_text().count("fall asleep") >= 3  # beside each step of the learner
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,11 +29,11 @@ from roll_envs.types import SamplingParams
 from trainer.cli import main
 from trainer.config import EngineConfig
 from trainer.config.load import load_config
-from trainer.engines import check_can_train, make_engine, server
+from trainer.engines import check_can_train, make_engine, server, vllm
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.replica import Sent
 from trainer.engines.server import ServerFaultError
-from trainer.engines.vllm import TESTED
+from trainer.engines.vllm import TESTED, files_in, server_folder
 from trainer.engines.vllm_dialect import VLLMDialect
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel, save_model
@@ -555,3 +556,33 @@ def test_whatever_is_answered_is_a_whole_completion_or_a_fault(place: str, value
     except (ServerFaultError, EngineError):
         return
     assert (completion.ids, completion.logprobs) in ((whole.ids, whole.logprobs), ((), ()))
+
+
+def test_a_server_s_folder_has_room_for_the_names_of_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with server_folder("roll-vllm-") as here:
+        assert Path(here).parent == (tmp_path if len(str(tmp_path)) <= 50 else Path("/tmp"))
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with server_folder("roll-vllm-") as elsewhere:
+        assert Path(elsewhere).parent == Path("/tmp")
+        assert len(elsewhere) + 1 + 36 <= 107
+
+
+def test_a_server_whose_trainer_is_killed_removes_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (tmp_path / "vllm" / "entrypoints" / "openai").mkdir(parents=True)
+    (tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py").write_text("import time; time.sleep(600)\n")
+    folder.mkdir()
+    (folder / "config.json").touch()
+    child = subprocess.Popen(
+        [sys.executable, str(Path(vllm.__file__).parent / "vllm_worker" / "serve.py")],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), **files_in(str(folder))},
+        process_group=0,
+    )
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(10) == -signal.SIGKILL
+    assert not folder.exists()

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import logging
 import os
-import tempfile
 import threading
 import time
 import urllib.error
@@ -23,7 +22,15 @@ from roll_envs.errors import ConfigError, EngineError
 from roll_envs.verifiers.judge_llm_client import JUDGE, judge_variable
 from trainer.config import ModelConfig, RunConfig
 from trainer.config.judges import JudgeConfig
-from trainer.engines.vllm import VLLMSettings, check_vllm, hardware, hardware_variables, serve_program
+from trainer.engines.vllm import (
+    VLLMSettings,
+    check_vllm,
+    files_in,
+    hardware,
+    hardware_variables,
+    serve_program,
+    server_folder,
+)
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.5
@@ -83,11 +90,11 @@ class _Judge(contextlib.AbstractContextManager["_Judge"]):
         except ConfigError as error:
             raise ConfigError(f"judges.{name}: {str(error).replace('model.path', f'judges.{name}.model')}") from None
         self.url = f"http://127.0.0.1:{free_port()}"
-        folder = tempfile.TemporaryDirectory(prefix="roll-judge-")
+        folder = server_folder("roll-judge-")
         self.server = Server(
             self.url,
             command_line(name, judge, found.folder, self.url),
-            environment=_variables(judge, gpus) | {"VLLM_RPC_BASE_PATH": folder.name},
+            environment=_variables(judge, gpus) | files_in(folder.name),
             log=judge.log_file,
             folder=folder,
             cpus=cpus,

@@ -215,6 +215,24 @@ def variables(settings: VLLMSettings, *, gpu: bool, number: int = 0) -> dict[str
     return found | hardware_variables(settings, gpu=gpu)
 
 
+def server_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder for a server, whose sockets have names of 36 characters in it: paths of sockets end at 107."""
+    name = tempfile.gettempdir()
+    return tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp" if len(name) + len(prefix) > 60 else name)
+
+
+def files_in(folder: str) -> dict[str, str]:
+    """The environment variables by which a server keeps its files in ``folder``, and removes it when this process was
+    killed; but for compiled code, which the next server takes too."""
+    compiled = str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
+    return {
+        "TMPDIR": folder,
+        "VLLM_RPC_BASE_PATH": folder,
+        "ROLL_SERVER_FOLDER": folder,
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled),
+    }
+
+
 def hardware_variables(settings: VLLMSettings, *, gpu: bool) -> dict[str, str]:
     """The environment variables of a server by what it computes on."""
     if gpu:
@@ -243,7 +261,7 @@ def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, 
     """Replica ``number``, which is started for a model of ``config``; its files are in a temporary folder."""
     from trainer.engines.server import Server
 
-    folder = tempfile.TemporaryDirectory(prefix="roll-vllm-")
+    folder = server_folder("roll-vllm-")
     config.save_pretrained(folder.name)
     model = ["--model", folder.name, "--port", url.rpartition(":")[2]]
     if settings.in_process:
@@ -257,7 +275,7 @@ def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, 
     return Server(
         url,
         [*serve_program(settings), *model, *command_line(own, max_tokens=max_tokens, gpu=gpu)],
-        environment=variables(settings, gpu=gpu, number=number) | {"VLLM_RPC_BASE_PATH": folder.name},
+        environment=variables(settings, gpu=gpu, number=number) | files_in(folder.name),
         log=settings.log_of(number),
         folder=folder,
         cpus=settings.cpus[number] if settings.cpus else (),

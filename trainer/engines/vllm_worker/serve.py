@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import shutil
 import signal
 import sys
 import threading
@@ -12,6 +13,8 @@ import threading
 def _end_with_parent() -> None:
     """Wait for the end of standard input, which the parent holds open as long as it lives, however it ends."""
     os.read(0, 1)  # not sys.stdin, whose lock would be held when the interpreter ends
+    if folder := os.environ.get("ROLL_SERVER_FOLDER"):  # the parent's to remove, which may have been killed
+        shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)  # vLLM's processes are in a group of their own, which takes its engine along
 
 
