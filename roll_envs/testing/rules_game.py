@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from roll_envs.env import AnyEnv, TextEnv
 from roll_envs.testing import trace
-from roll_envs.testing.trace import Answer, Rule, Skip, Subject, mixed, need, script, steps
+from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, mixed, need, script, steps
 
 _TOLERANCE = 1e-9
+_MIDWAY_S = 5.0
+"""After which the oracle is asked at no more turns of an episode than the first."""
 
 
 class _Played(NamedTuple):
-    """An episode in four numbers."""
+    """An episode in five numbers."""
 
     total: float
+    last: float
+    """The reward of the last turn."""
     penalties: float
     success: bool
     turns: int
@@ -27,6 +33,7 @@ def _play(env: AnyEnv, seed: int, answer: Answer) -> _Played:
     results = [result for _, result in steps(env, answer)]
     return _Played(
         total=sum(float(reward) for _, reward, *_ in results),
+        last=float(results[-1][1]) if results else 0.0,
         penalties=sum(float(found.get("format_penalty", 0.0)) for *_, found in results),
         success=bool(results and results[-1][4].get("success")),
         turns=len(results),
@@ -50,6 +57,10 @@ def floor(subject: Subject) -> str:
         played = _play(env, seed, script())
         need(not played.success, f"seed {seed} is solved by empty answers; such a task says nothing about an agent")
         need(played.total <= 0, f"empty answers earn {played.total} in seed {seed}; reward progress only")
+        for each in _random_episodes(subject)[seed]:
+            unpaid = each.success and each.total <= played.total and each.last <= played.last
+            need(not unpaid, f"an episode of seed {seed} counts as success and earns {each.total:g}, no more than "
+                             "empty answers; success is True only where the task is solved")  # fmt: skip
     return "empty answers earn nothing"
 
 
@@ -67,6 +78,8 @@ def ends(subject: Subject) -> str:
             for _, result in steps(env, answer):
                 last, turns = result[2] or result[3], turns + 1
                 _need_one_end(result, f"turn {turns} of seed {seed}")
+                early = isinstance(env, TextEnv) and result[3] and turns == env.max_turns - 1
+                need(not early, f"seed {seed} is truncated after {turns} turns, but max_turns is {limit}")
             if isinstance(env, TextEnv) and isinstance(limit, int) and (last or not trace.is_cut(answer, turns)):
                 need(
                     last, f"the {player} player is still going after {turns} turns, but max_turns is {limit}; truncate"
@@ -76,7 +89,22 @@ def ends(subject: Subject) -> str:
                 need(turns <= most, f"the {player} player may take {turns} turns, but max_turns is {limit}")
     if isinstance(env, TextEnv):
         _win_at_the_limit(subject, env)
+        _need_no_terminated_limit(subject, env)
     return f"within {limit} turns" if isinstance(limit, int) else "no episode ended in both ways"
+
+
+def _need_no_terminated_limit(subject: Subject, env: TextEnv) -> None:
+    """Rules of the game end an idle episode at the same turn where the turn limit is another."""
+    limit, seed = env.max_turns, subject.seeds[0]
+    for most in (limit, limit + 2):
+        with contextlib.suppress(AttributeError):  # it cannot be set
+            env.max_turns = most
+        env.reset(seed=seed)
+        played = [result for _, result in steps(env, script(), 2 * most)]
+        if limit == 1 or len(played) != most or not played[-1][2]:
+            return
+    raise Failure(f"the turn limit ends seed {seed} by terminated; return truncated, and terminated only for an end by "
+                  "the rules")  # fmt: skip
 
 
 def _need_one_end(result: Any, when: str) -> None:
@@ -129,23 +157,26 @@ def oracle(subject: Subject) -> str:
 
 
 def oracle_midway(subject: Subject) -> str:
-    """Asked after a random answer, the oracle solves the rest or says that it cannot (None)."""
+    """Asked after random answers, the oracle solves the rest or says that it cannot (None)."""
     env = subject.text_env("oracle()")
-    asked = 0
+    asked, until = 0, time.monotonic() + _MIDWAY_S
     for seed in subject.seeds:
         env.reset(seed=seed)
-        result = env.step(mixed(seed, garbage=0)(env))
-        way = None if result[2] or result[3] else env.oracle()
-        if way is None:
-            continue
-        last = [result for _, result in steps(env, script(way), len(way))][-1:]
-        solved = bool(last and last[0][4].get("success"))
-        need(solved, f"after a random answer in seed {seed} the oracle's {len(way)} answers do not solve the episode; "
-                     "find the way from where the episode stands, or return None")  # fmt: skip
-        asked += 1
+        for turn, (_, result) in enumerate(steps(env, mixed(seed, garbage=0)), 1):
+            way = None if result[2] or result[3] else env.oracle()
+            if way is not None:
+                here = env.snapshot()
+                last = [result for _, result in steps(env, script(way), len(way))][-1:]
+                solved = bool(last and last[0][4].get("success"))
+                need(solved, f"after {turn} random answers in seed {seed} the oracle's {len(way)} answers do not solve "
+                             "the episode; find the way from where it stands, or return None")  # fmt: skip
+                asked += 1
+                env.restore(here)
+            if time.monotonic() > until:  # the next seeds are asked once each
+                break
     if not asked:
-        raise Skip("oracle() gives None after a random answer in every seed")
-    return f"solves {asked} of {len(subject.seeds)} seeds"
+        raise Skip("oracle() gives None after random answers in every seed")
+    return f"solves {asked} positions of {len(subject.seeds)} seeds"
 
 
 def reward_range(subject: Subject) -> str:

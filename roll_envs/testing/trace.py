@@ -242,8 +242,11 @@ def surroundings() -> dict[str, Any]:
         "errors of numpy": dict(np.geterr()),
         "precision of decimal": decimal.getcontext().prec,
         "locale": locale.setlocale(locale.LC_ALL),
-        "garbage collection": gc.isenabled(),
+        "garbage collection": (gc.isenabled(), gc.get_threshold()),
         "mask of new files": _file_mask(),
+        "limit of digits": sys.get_int_max_str_digits(),
+        "switching of threads": sys.getswitchinterval(),
+        "tracing of calls": [repr(hook) for hook in (sys.gettrace(), sys.getprofile())],
         "default timeout of sockets": socket.getdefaulttimeout(),
         "hook for uncaught errors": repr(sys.excepthook),
         "timer of signals": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
@@ -304,6 +307,28 @@ class Subject:
     def reference(self) -> list[Trace]:
         """Traces of a fresh environment alone in this thread: what all others are compared with."""
         return play_seeds(self.make, self.seeds)
+
+    @functools.cached_property
+    def ways(self) -> dict[int, list[str]]:
+        """The oracle's answers for each seed, where there are any."""
+        found = {}
+        env = self.make()
+        for seed in self.seeds:
+            if not isinstance(env, TextEnv):
+                break
+            with contextlib.suppress(Exception, SystemExit):  # which rules about the oracle will meet, too
+                env.reset(seed=seed)
+                found[seed] = list(env.oracle() or ())
+        env.close()
+        return found
+
+    def games(self, most: int | None = None) -> Iterator[tuple[int, Answer]]:
+        """The seeds (or the first ``most``), each with a random player, and with the oracle's answers where there are
+        any: their episodes end in different ways."""
+        for seed in self.seeds[:most]:
+            yield seed, mixed(seed)
+            if way := self.ways.get(seed):
+                yield seed, script(way)
 
     def compare(self, found: list[Trace], where: str, mend: str) -> None:
         """Raise :class:`Failure` where traces of the seeds are not those of :attr:`reference`."""
