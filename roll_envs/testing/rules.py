@@ -235,7 +235,7 @@ def step_outside_an_episode(subject: Subject) -> str:
     said = mixed(0, garbage=0)(playing)
     _must_raise(env, said, "before reset()")
     ended = 0
-    for seed, answer in subject.games():
+    for seed, answer in subject.games(garbage=0):
         env.reset(seed=seed)
         for _, result in steps(env, answer):
             if result[2] or result[3]:

@@ -68,7 +68,7 @@ def strange_answers(subject: Subject) -> str:
     """Empty, garbage, huge and non-text-like answers neither crash nor pay, nor take long, at the start and later."""
     env = subject.text_taker()
     form = getattr(env, "action_format", None)
-    named = isinstance(form, ActionFormat)
+    named = isinstance(form, ActionFormat) or _is_bracketed(env)
     for turns in (0, 1):
         for name, plain in STRANGE_ANSWERS.items():
             text = _in_form(plain, form)
@@ -83,6 +83,15 @@ def strange_answers(subject: Subject) -> str:
             if named:
                 need(not info.get("action_is_valid"), f"{what} names no action, and action_is_valid is True")
     return f"{len(STRANGE_ANSWERS)} answers"
+
+
+def _is_bracketed(env: AnyEnv) -> bool:
+    """Whether all answers that the environment names look like ``search[red shoes]``, as no strange answer does."""
+    if not isinstance(env, TextEnv) or not isinstance(env.action_format, FreeFormat):
+        return False
+    env.reset(seed=0)
+    said = env.legal_answers() or [env.action_space.sample()]
+    return all(re.fullmatch(r"\w+\[.*\]", env.action_format.read(text) or "") for text in said)
 
 
 def _in_form(text: str, form: Any) -> str:
@@ -156,7 +165,7 @@ def _joined(right: str, other: str, form: Any) -> Iterator[str]:
         yield right.replace(body, word.join(re.split(r"\w+(?=\W*$)", body)))
 
 
-_ODD_WORDS = ("", " ", "\u00b2", "-1", "9" * 5000, "{0!r} %s", "(*+?[\\", "\"'", "\ud800", "\x00", "a" * 60 + "!")
+_ODD_WORDS = ("", " ", "\u00b2", "-1", "9" * 5000, "{x} {0", "(*+?[\\", "\"'", "\ud800", "\x00", "a" * 60 + "!")
 
 
 def _body(text: str, form: Any) -> str:

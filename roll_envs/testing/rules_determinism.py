@@ -53,7 +53,10 @@ def processes(subject: Subject) -> str:
             raise Failure(f"the environment cannot be played in another process: {last[0][:300]}")
         where = f"in another process (PYTHONHASHSEED={hash_seed})"
         mend = "sort sets before use, and derive nothing from hash(), time, paths or process ids"
-        subject.compare(json.loads(done.stdout), where, mend)
+        traces, starts = json.loads(done.stdout)
+        subject.compare(traces, where, mend)
+        for own, other in zip(trace.split_starts(subject.make, subject.seeds), starts, strict=True):
+            need(own == other, f"seed {own[1]} of split {own[0]!r} {where} is another episode; {mend}")
     return "two processes with other hash seeds"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import json
 import re
 import time
@@ -23,6 +24,7 @@ _TASKS = 200
 """Tasks of a split that are looked for among those of training, while they are quick to begin."""
 _TASKS_S = 1.0
 _APART = 7919
+"""Between seeds that are not in a row."""
 
 
 def seeds_differ(subject: Subject) -> str:
@@ -136,12 +138,11 @@ _LEAST_CHARS = 4
 def leaks(subject: Subject) -> str:
     """What solves the episode stands neither in what the agent is shown nor in ``info``, before the end."""
     env = subject.text_env("oracle()")
-    asked, ways, told, hints = 0, set(), {"info": 0, "observation": 0}, []
+    ways, told, hints = set(), [], []
     for seed in subject.seeds:
         observation, info = begin(env, seed=seed)
         if not env.oracle():
             continue
-        asked += 1
         ways.add(tuple(env.oracle() or ()))
         found = [_found(env, observation, info)]
         hints.append(_hints(env, observation, info))
@@ -149,13 +150,16 @@ def leaks(subject: Subject) -> str:
             if not (terminated or truncated):
                 found.append(_found(env, observation, info))
                 hints.append(_hints(env, observation, info))
-        for where in told:
-            told[where] += any(where in each for each in found)
-    if not asked:
+        told.append(found)
+    if not told:
         raise Skip("oracle() gives None for every seed")
     if len(ways) > 1:  # an answer that is always the same is told by anything that is
-        for where, count in told.items():
-            need(count < asked, f"the {where} holds the answer of the oracle in every seed; keep it out of there")
+        at_start, later = [found[:1] for found in told], [found[1:] for found in told]
+        for seeds, where in itertools.product((at_start, later), ("info", "observation")):
+            clear = [[each for each in found if each is not None] for found in seeds]
+            held = [any(where in each for each in found) for found in clear if found]
+            every = len(held) > 1 and all(held)
+            need(not every, f"the {where} holds the answer of the oracle in every seed; keep it out of there")
         told_first = [where for first, where in hints if first]
         always = set.intersection(*told_first) if told_first else set()
         apart = len({first for first, _ in hints if first}) > 1
@@ -175,13 +179,14 @@ def _hints(env: TextEnv, observation: str, info: dict[str, Any]) -> tuple[str, s
     return way[0], where
 
 
-def _found(env: TextEnv, observation: str, info: dict[str, Any]) -> set[str]:
-    """Where the rest of the oracle's way stands now."""
+def _found(env: TextEnv, observation: str, info: dict[str, Any]) -> set[str] | None:
+    """Where the rest of the oracle's way stands now; ``None`` for so few named actions that they stand anywhere."""
     way = env.oracle()
     if not way:
         return set()
     shown = {"observation"} if _shows(f"{env.instructions}\n{observation}", way, env) else set()
-    return shown | ({"info"} if any(_tells(value, way, env) for value in _values(info)) else set())
+    found = shown | ({"info"} if any(_tells(value, way, env) for value in _values(info)) else set())
+    return found if found or len(way) > 2 or not isinstance(env.action_format, ActionFormat) else None
 
 
 def _written(way: Sequence[str], env: TextEnv) -> list[str]:

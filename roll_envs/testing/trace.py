@@ -13,6 +13,7 @@ import copy
 import decimal
 import functools
 import gc
+import itertools
 import json
 import locale
 import logging
@@ -32,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
+from roll_envs.errors import ConfigError
 from roll_envs.parsing import FreeFormat
 
 MakeEnv = Callable[[], AnyEnv]
@@ -156,6 +158,16 @@ def play_seeds(make: MakeEnv, seeds: Sequence[int]) -> list[Trace]:
     traces = [play(env, seed, mixed(seed)) for seed in seeds]
     env.close()
     return traces
+
+
+def split_starts(make: MakeEnv, seeds: Sequence[int]) -> list[Any]:
+    """How the episodes of each split begin, of those that have tasks."""
+    env, found = make(), []
+    for name, seed in itertools.product(getattr(env, "splits", ()), seeds):
+        with contextlib.suppress(ConfigError):
+            found.append(plain([name, seed, *begin(env, seed=seed, options={"split": name})]))
+    env.close()
+    return found
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------
@@ -322,11 +334,11 @@ class Subject:
         env.close()
         return found
 
-    def games(self, most: int | None = None) -> Iterator[tuple[int, Answer]]:
+    def games(self, most: int | None = None, garbage: float = 0.2) -> Iterator[tuple[int, Answer]]:
         """The seeds (or the first ``most``), each with a random player, and with the oracle's answers where there are
         any: their episodes end in different ways."""
         for seed in self.seeds[:most]:
-            yield seed, mixed(seed)
+            yield seed, mixed(seed, garbage)
             if way := self.ways.get(seed):
                 yield seed, script(way)
 
@@ -399,7 +411,7 @@ def _main() -> None:
     make, seeds, turns = cloudpickle.loads(sys.stdin.buffer.read())
     follow(turns)
     out, sys.stdout = sys.stdout, sys.stderr  # prints of the environment must not mix with the answer
-    json.dump(play_seeds(make, seeds), out)
+    json.dump([play_seeds(make, seeds), split_starts(make, seeds)], out)
 
 
 if __name__ == "__main__":
