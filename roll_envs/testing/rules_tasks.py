@@ -222,7 +222,7 @@ def _tells(value: Any, way: Sequence[str], env: TextEnv) -> bool:
     if _is_one_text(actions, env):
         return value.strip() == actions[0] or (len(actions[0]) >= _LEAST_CHARS and actions[0] in value)
     letters = [action[0] for action in actions]
-    codes = [letters, list(map(str, numbers))] if len(actions) > 2 and len(set(letters)) > 1 else []
+    codes = [letters, list(map(str, numbers))] if len(actions) > 2 else []
     whole = any(re.fullmatch(r"\W{0,3}".join(map(re.escape, code)), value.strip(), re.IGNORECASE) for code in codes)
     return whole or (len(actions) > 1 and _in_order(value, actions))
 
