@@ -147,6 +147,7 @@ def _variants(right: str, seed: int) -> Iterator[str]:
     draw = random.Random(seed)
     yield from (right.upper(), right.lower(), f"  {right}\n\n", f"I think so.\n{right}\nThat is it.", right + right)
     yield from (f"<think>not {right}</think>{right}", f"<think>{right}", f"{right}</think>", f"```\n{right}\n```")
+    yield right.rpartition("</think>")[2]
     yield from (right.replace(">", "> ").replace("</", " </"), right.replace("<", "&lt;"), right.replace("<", "< "))
     yield from (f"\ufeff{right}", right.translate(_FULL_WIDTH), right.replace("a", "\u0430").replace("e", "\u0435"))
     for _ in range(_TRIED):

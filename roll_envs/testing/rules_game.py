@@ -15,6 +15,8 @@ from roll_envs.testing import trace
 from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, mixed, need, script, steps
 
 _TOLERANCE = 1e-9
+_LEAST_STILL = 5
+"""Valid answers without effect that tell whether the observation changes by itself."""
 _SEARCH_S = 5.0
 """After which no more ways are tried, and the oracle is asked at no more turns of an episode than the first."""
 
@@ -30,9 +32,9 @@ class _Played(NamedTuple):
     turns: int
 
 
-def _play(env: AnyEnv, seed: int, answer: Answer) -> _Played:
+def _play(env: AnyEnv, seed: int, answer: Answer, most: int | None = None) -> _Played:
     env.reset(seed=seed)
-    results = [result for _, result in steps(env, answer)]
+    results = [result for _, result in steps(env, answer, most)]
     return _Played(
         total=sum(float(reward) for _, reward, *_ in results),
         last=float(results[-1][1]) if results else 0.0,
@@ -63,7 +65,29 @@ def floor(subject: Subject) -> str:
             unpaid = each.success and each.total <= played.total and each.last <= played.last
             need(not unpaid, f"an episode of seed {seed} counts as success and earns {each.total:g}, no more than "
                              "empty answers; success is True only where the task is solved")  # fmt: skip
+    _need_still(subject, env)
     return "empty answers earn nothing"
+
+
+def _need_still(subject: Subject, env: AnyEnv) -> None:
+    """Where valid answers without effect show what was shown before, one that cannot be read does not lead where valid
+    ones do."""
+    seen: dict[int, set[Any]] = {seed: set() for seed in subject.seeds}
+    still = []
+    for seed, answer in subject.games(garbage=0):
+        shown, _ = trace.begin(env, seed=seed)
+        seen[seed].add(shown)
+        for _, (observation, *_, info) in steps(env, answer):
+            if info.get("action_is_effective") is False:
+                still.append(observation == shown)
+            shown = observation
+            seen[seed].add(shown)
+    for seed in subject.seeds if all(still) and len(still) >= _LEAST_STILL else ():
+        shown, _ = trace.begin(env, seed=seed)
+        for said, (observation, *_, info) in steps(env, mixed(seed, garbage=0.5)):
+            moved = info.get("action_is_valid") is False and observation != shown and observation in seen[seed]
+            need(not moved, f"the answer {said[:40]!a} cannot be read and plays a move; it must change nothing")
+            shown = observation
 
 
 def ends(subject: Subject) -> str:
@@ -159,9 +183,11 @@ def oracle(subject: Subject) -> str:
         for at, width in itertools.product(range(count), (1, 2)):
             if time.monotonic() > until:
                 break
-            less = _play(env, seed, script(way[:at] + way[at + width :])).total
-            need(less <= played.total + _TOLERANCE, f"the oracle's way of seed {seed} earns more without {width} of its "
-                                                    f"answers from turn {at + 1} on; give the best one")  # fmt: skip
+            rest = way[:at] + way[at + width :]
+            less = _play(env, seed, script(rest), len(rest)).total
+            best = less <= played.total + _TOLERANCE
+            need(best, f"the oracle's way of seed {seed} earns more without {width} of its answers from turn {at + 1} "
+                       "on; give the best one")  # fmt: skip
     if not returns:
         raise Skip("oracle() gives None for every seed")
     return f"solves {len(returns)} of {len(subject.seeds)} seeds, best return {max(returns):g}"

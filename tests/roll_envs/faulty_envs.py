@@ -27,6 +27,7 @@ import gymnasium
 import numpy as np
 from counter_shop import CounterShop
 
+from envs.sokoban.env import SokobanEnv
 from roll_envs import AnyText, ConfigError, EnvironmentCard
 from roll_envs.testing import COUNTER_CARD, CounterEnv
 
@@ -1044,6 +1045,14 @@ class ReadsTheFirstOfTwo(CounterEnv):
         return super().step(action.split(" ||", maxsplit=1)[0] + "</answer>" if " ||" in action else action)
 
 
+class NeedsNoThought(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__(action_format="think-answer")
+
+    def step(self, action: str) -> Any:
+        return super().step(action if "</think>" in action else f"</think>{action}")
+
+
 class TakesDigits(CounterShop):
     def step(self, action: str) -> Any:
         said = (self.action_format.read(action) or "")[4:-1][:100]
@@ -1089,6 +1098,13 @@ class LosesAndSucceeds(CounterEnv):
             reward -= 1.0
             info["reward_parts"]["lost"] = -1.0
         return observation, reward, terminated, truncated, info
+
+
+class MovesDownWhenIdle(SokobanEnv):
+    def step(self, action: str) -> Any:
+        valid = self.action_format.parse(action).valid
+        *rest, info = super().step(action if valid else "<answer>Down</answer>")
+        return *rest, {**info, "action_is_valid": valid, "action_is_effective": valid and info["action_is_effective"]}
 
 
 class EndsATurnEarly(FarCounter):
@@ -1140,6 +1156,7 @@ FAULTS = (
     Fault("leaks", TellsInitials, "the info holds the answer"),
     Fault("near_answers", ReadsTheLast, "plays another action"),
     Fault("near_answers", ReadsTheFirstOfTwo, "reads nothing in"),
+    Fault("near_answers", NeedsNoThought, "reads nothing in '<answer>Less</answer>'"),
     Fault("near_answers", TakesDigits, "raises ValueError: invalid literal for int()"),
     Fault("near_answers", SearchesByPattern, "PatternError" if sys.version_info >= (3, 13) else "raises error"),
     Fault("strange_answers", AllValidInTheShop, "names no action, and action_is_valid is True"),
@@ -1147,9 +1164,10 @@ FAULTS = (
     Fault("legal_answers", ListsNothingLate, "lists nothing at turn 3 of seed 0"),
     Fault("unlisted_answers", ListsMoreAloneLate, "leaves out '<answer>Less</answer>' at turn 5 of seed 0"),
     Fault("floor", LosesAndSucceeds, "counts as success and earns"),
+    Fault("floor", MovesDownWhenIdle, "cannot be read and plays a move"),
     Fault("ends", EndsATurnEarly, "is truncated after 23 turns, but max_turns is 24"),
     Fault("ends", EndsByTheRules, "the turn limit ends seed 0 by terminated"),
-    Fault("oracle", FarDetourOracle, "earns more without 2 of its answers from turn 1 on"),
+    Fault("oracle", FarDetourOracle, "earns more without 1 of its answers from turn 1 on"),
     Fault("oracle_midway", OracleTiresLate, "after 3 random answers in seed 0 the oracle's"),
     Fault("gymnasium_checker", UnseededReset, "random number generator"),
     Fault("gymnasium_checker", BreaksInReset, "RuntimeError: no display"),
