@@ -16,7 +16,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from roll_envs.env import AnyEnv, TextEnv
 from roll_envs.parsing import ActionFormat, FreeFormat, tag_marks
 from roll_envs.testing import trace
-from roll_envs.testing.trace import Failure, Rule, Skip, Subject, mixed, need, script, steps
+from roll_envs.testing.trace import Failure, Rule, Skip, Subject, mixed, need, play, script, steps
 
 _BESIDE_THE_POINT = ("Not able to test alternative render modes", "No render fps was declared")
 """Warnings about specs (a function may make the environment) and frames (text has none)."""
@@ -46,9 +46,9 @@ def values(subject: Subject) -> str:
     env = subject.make()
     # Gymnasium's own environments give numpy's flags here and there.
     flag = bool if isinstance(env, TextEnv) else bool | np.bool_
-    for seed in subject.seeds:
+    for seed, answer in subject.games():
         _need_dict(trace.begin(env, seed=seed)[1], "reset")
-        for _, (_, reward, terminated, truncated, found) in steps(env, mixed(seed)):
+        for _, (_, reward, terminated, truncated, found) in steps(env, answer):
             number = isinstance(reward, numbers.Real | np.number) and not isinstance(reward, bool)
             need(number and math.isfinite(reward), f"the reward is {reward!r}; it must be a finite number")
             for name, value in (("terminated", terminated), ("truncated", truncated)):
@@ -66,11 +66,11 @@ def _need_dict(found: Any, call: str) -> None:
 def spaces(subject: Subject) -> str:
     """Both spaces hold text, the observations lie in theirs, and a TextEnv takes any text."""
     env = subject.make()
-    for seed in subject.seeds:
+    for seed, answer in subject.games():
         _need_text(env, trace.begin(env, seed=seed)[0], f"reset(seed={seed})")
         said = env.action_space.sample()
         need(isinstance(said, str), f"action_space.sample() gives a {type(said).__name__}; use a space of text")
-        for _, result in steps(env, mixed(seed)):
+        for _, result in steps(env, answer):
             _need_text(env, result[0], f"step after reset(seed={seed})")
     if isinstance(env, TextEnv):
         for text in ("", "é √ \u202e", "\x00", "\ud800", "a" * 10_000):
@@ -136,10 +136,10 @@ def info(subject: Subject) -> str:
     """Every step's info has the agreed keys with their types and is plain data."""
     env = subject.text_env("agreed info keys")
     effective, moved = False, 0
-    for seed in subject.seeds:
+    for seed, answer in subject.games():
         shown, before = trace.begin(env, seed=seed)
         text = _need_plain(before, "reset")
-        for _, (observation, _, _, _, found) in steps(env, mixed(seed)):
+        for _, (observation, _, _, _, found) in steps(env, answer):
             need(json.dumps(before) == text, "an info changes while the episode goes on; return a new dict each time")
             for key, kind in _INFO.items():
                 need(key in found, f"info lacks {key!r} ({kind.__name__})")
@@ -151,7 +151,7 @@ def info(subject: Subject) -> str:
             need(not changed, "action_is_effective is True where action_is_valid is False; an answer that cannot be "
                               "read changes nothing")  # fmt: skip
             before, text = found, _need_plain(found, "step")
-            effective |= found["action_is_effective"]
+            effective |= found["action_is_effective"] and observation != shown
             moved += found["action_is_valid"] and observation != shown
             shown = observation
     if not effective:
@@ -160,10 +160,10 @@ def info(subject: Subject) -> str:
 
 
 def _need_effective(env: TextEnv, seeds: Sequence[int], moved: int) -> None:
-    """For an environment in which no answer of a random player was effective, though ``moved`` of them showed another
-    observation: those of the oracle are."""
-    never = "and action_is_effective is False at every step; it is True where the state changed"
-    need(moved < _LEAST_MOVES, f"{moved} valid answers of a random player lead to another observation, {never}")
+    """For an environment in which no answer was effective that showed another observation, though ``moved`` valid ones
+    did: those of the oracle are."""
+    never = "and action_is_effective is False at every such step; it is True where the state changed"
+    need(moved < _LEAST_MOVES, f"{moved} valid answers lead to another observation, {never}")
     for seed in seeds:
         env.reset(seed=seed)
         played = [result[4] for _, result in steps(env, script(env.oracle() or ()))]
@@ -185,9 +185,9 @@ def reward_parts(subject: Subject) -> str:
     """The named parts sum to the reward at every step."""
     env = subject.text_env("reward parts")
     names: set[str] = set()
-    for seed in subject.seeds:
+    for seed, answer in subject.games():
         env.reset(seed=seed)
-        for _, (_, reward, _, _, found) in steps(env, mixed(seed)):
+        for _, (_, reward, _, _, found) in steps(env, answer):
             parts = found.get("reward_parts", {})
             odd = {k: v for k, v in parts.items() if isinstance(v, bool) or not isinstance(v, int | float)}
             need(not odd, f"reward_parts holds {odd}; each part is a number")
@@ -201,23 +201,27 @@ def reward_parts(subject: Subject) -> str:
 def render(subject: Subject) -> str:
     """``render()`` gives the current observation, at every step."""
     env = subject.text_env("text to render")
-    for seed in subject.seeds:
+    modes = env.metadata.get("render_modes", ())
+    need("ansi" in modes, f"metadata has the render_modes {modes}; 'ansi' is that of text")
+    for seed, answer in subject.games():
         observation, _ = trace.begin(env, seed=seed)
         need(env.render() == observation, "render() after reset is not the observation")
-        for _, (observation, *_) in steps(env, mixed(seed)):
+        for _, (observation, *_) in steps(env, answer):
             need(env.render() == observation, "render() after a step is not the observation")
     return "the current observation"
 
 
 def close_twice(subject: Subject) -> str:
-    """``close()`` works before a reset, in an episode, and again."""
-    env = subject.make()
+    """``close()`` works before a reset, in an episode, and again; other instances go on."""
+    other, env = subject.make(), subject.make()
     env.close()
     env.close()
     env = subject.make()
     env.reset(seed=subject.seeds[0])
     env.close()
     env.close()
+    play(other, subject.seeds[0], mixed(0))
+    other.close()
     return "closing again does nothing"
 
 
@@ -226,15 +230,18 @@ def step_outside_an_episode(subject: Subject) -> str:
     env = subject.make()
     if not isinstance(env, TextEnv):
         raise Skip(f"{type(env).__name__} is not a roll_envs.TextEnv, and Gymnasium leaves open what step does then")
-    said = mixed(0, garbage=0)(env)
+    playing = subject.make()
+    playing.reset(seed=subject.seeds[0])
+    said = mixed(0, garbage=0)(playing)
     _must_raise(env, said, "before reset()")
-    env.reset(seed=subject.seeds[0])
-    for _, result in steps(env, lambda env: said):
-        if result[2] or result[3]:
-            _must_raise(env, said, "after the end of the episode")
-            env.reset(seed=subject.seeds[0])
-            return "step raises before reset() and after the end"
-    return "step raises before reset(); no end was reached"
+    ended = 0
+    for seed, answer in subject.games(garbage=0):
+        env.reset(seed=seed)
+        for _, result in steps(env, answer):
+            if result[2] or result[3]:
+                _must_raise(env, said, f"after the end of the episode ({'terminated' if result[2] else 'truncated'})")
+                ended += 1
+    return f"step raises before reset() and after {ended} ends"
 
 
 def _must_raise(env: AnyEnv, said: Any, when: str) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from roll_envs.env import AnyEnv, TextEnv
-from roll_envs.parsing import ActionFormat, FreeFormat
+from roll_envs.parsing import ActionFormat, FreeFormat, tag_marks
 from roll_envs.testing.trace import Failure, Rule, Skip, Subject, mixed, need
 
 _SLOWEST_ANSWER_S = 2.0
 _TRIED = 12
 """Legal answers that are tried of many, and cuts of one answer."""
-_PLACES = 4
-"""Turns of an episode at which answers that are not listed are tried."""
+_PLACES = 8
+"""Turns of an episode at which answers, listed or not, are tried."""
 _MOST_S = 5.0
 """What is tried from a restored start takes no longer, however slow ``restore`` is."""
 
@@ -40,8 +40,12 @@ STRANGE_ANSWERS: dict[str, str] = {
     "nested tagged": '<answer>{"a":' + "[" * 100_000 + "</answer>",
     "a long word": "a" * 60 + "!",
     "many words": "word " * 60 + "!",
+    "a long word tagged": "<answer>" + "a" * 60 + "!</answer>",
+    "many words tagged": "<answer>" + "word " * 60 + "!</answer>",
+    "other digits": "<answer>\u00b2\u0663</answer>",
+    "a pattern": "<answer>(*+?[\\</answer>",
 }
-"""Answers that no environment should pay for; none of them names an action."""
+"""Answers that no environment should pay for; none of them names an action. Tags are put in those of the form."""
 
 
 def _answered(env: AnyEnv, what: str, text: str) -> Any:
@@ -63,9 +67,11 @@ def _answered(env: AnyEnv, what: str, text: str) -> Any:
 def strange_answers(subject: Subject) -> str:
     """Empty, garbage, huge and non-text-like answers neither crash nor pay, nor take long, at the start and later."""
     env = subject.text_taker()
-    named = isinstance(getattr(env, "action_format", None), ActionFormat)
+    form = getattr(env, "action_format", None)
+    named = isinstance(form, ActionFormat) or _is_bracketed(env)
     for turns in (0, 1):
-        for name, text in STRANGE_ANSWERS.items():
+        for name, plain in STRANGE_ANSWERS.items():
+            text = _in_form(plain, form)
             env.reset(seed=subject.seeds[0])
             if any(_over(env.step(mixed(subject.seeds[0], garbage=0)(env))) for _ in range(turns)):
                 break
@@ -77,6 +83,24 @@ def strange_answers(subject: Subject) -> str:
             if named:
                 need(not info.get("action_is_valid"), f"{what} names no action, and action_is_valid is True")
     return f"{len(STRANGE_ANSWERS)} answers"
+
+
+def _is_bracketed(env: AnyEnv) -> bool:
+    """Whether all answers that the environment names look like ``search[red shoes]``, as no strange answer does."""
+    if not isinstance(env, TextEnv) or not isinstance(env.action_format, FreeFormat):
+        return False
+    env.reset(seed=0)
+    said = env.legal_answers() or [env.action_space.sample()]
+    return all(re.fullmatch(r"\w+\[.*\]", env.action_format.read(text) or "") for text in said)
+
+
+def _in_form(text: str, form: Any) -> str:
+    """``text`` with the tags of the form for its own."""
+    if not isinstance(form, ActionFormat | FreeFormat):
+        return text
+    opens, closes = tag_marks(form.tag) if form.tag else ("", "")
+    thought = "<think></think>" if form.after_thought and text.startswith("<answer>") else ""
+    return thought + text.replace("<answer>", opens).replace("</answer>", closes)
 
 
 def _over(result: Any) -> bool:
@@ -91,9 +115,11 @@ def near_answers(subject: Subject) -> str:
     for seed in subject.seeds[:2]:
         env.reset(seed=seed)
         start = env.snapshot()
-        for right in _some(env.legal_answers() or [env.action_space.sample()], seed)[:3]:
+        rights = _some(env.legal_answers() or [env.action_space.sample()], seed)[:3]
+        for right, other in zip(rights, [*rights[1:], rights[0]], strict=True):
             expected = _answered(_at(env, start), "a legal answer", right)
-            for text in itertools.takewhile(lambda _: time.monotonic() < until, _variants(right, seed)):
+            variants = itertools.chain(_variants(right, seed), _joined(right, other, form))
+            for text in itertools.takewhile(lambda _: time.monotonic() < until, variants):
                 observation, reward, *ends, info = _answered(_at(env, start), "a variant of a legal answer", text)
                 tried += 1
                 if _read(form, text) is None:
@@ -121,11 +147,33 @@ def _variants(right: str, seed: int) -> Iterator[str]:
     draw = random.Random(seed)
     yield from (right.upper(), right.lower(), f"  {right}\n\n", f"I think so.\n{right}\nThat is it.", right + right)
     yield from (f"<think>not {right}</think>{right}", f"<think>{right}", f"{right}</think>", f"```\n{right}\n```")
+    yield right.rpartition("</think>")[2]
     yield from (right.replace(">", "> ").replace("</", " </"), right.replace("<", "&lt;"), right.replace("<", "< "))
     yield from (f"\ufeff{right}", right.translate(_FULL_WIDTH), right.replace("a", "\u0430").replace("e", "\u0435"))
     for _ in range(_TRIED):
         at = draw.randrange(len(right))
         yield from (right[:at], right[at:], right[:at] + draw.choice("\x00 x1<>/\u200b") + right[at:])
+
+
+def _joined(right: str, other: str, form: Any) -> Iterator[str]:
+    """Two answers in one, an action among other words, and odd words in place of its last one."""
+    yield right + other
+    body, second = (_body(text, form) for text in (right, other))
+    for said in (f"{body} || {second}", f"{body}, {second}", f"{body} {second}", f"{body}\n{second}"):
+        yield right.replace(body, said)
+    yield from (right.replace(body, said) for said in (f"I say {body}", f"{body} now", f"not {body}", f'"{body}"'))
+    for word in _ODD_WORDS:
+        yield right.replace(body, word.join(re.split(r"\w+(?=\W*$)", body)))
+
+
+_ODD_WORDS = ("", " ", "\u00b2", "-1", "9" * 5000, "{x} {0", "(*+?[\\", "\"'", "\ud800", "\x00", "a" * 60 + "!")
+
+
+def _body(text: str, form: Any) -> str:
+    read = _read(form, text)
+    if isinstance(form, ActionFormat):
+        return form.actions[read[0]] if read else text
+    return read or text
 
 
 _FULL_WIDTH = {i: i + 0xFEE0 for i in range(0x21, 0x7F)}
@@ -141,12 +189,16 @@ def legal_answers(subject: Subject) -> str:
     tried, until = 0, time.monotonic() + _MOST_S
     for seed in subject.seeds[:3]:
         env.reset(seed=seed)
-        for turn in range(2):
+        listed = False
+        for turn in range(_PLACES):
             answers = env.legal_answers()
             wrong = not isinstance(answers, list | tuple) or not all(isinstance(text, str) for text in answers)
             need(not wrong, f"legal_answers() is {str(answers)[:80]!a}; return a list of texts")
             twice = {text for text in answers if answers.count(text) > 1} if len(answers) < 1000 else set()
             need(not twice, f"legal_answers() lists {sorted(twice)[:1]} more than once")
+            none = listed and not answers and isinstance(env.action_format, ActionFormat)
+            need(not none, f"legal_answers() lists nothing at turn {turn} of seed {seed}, though the episode goes on")
+            listed |= bool(answers)
             again = env.legal_answers()
             need(again == answers, f"legal_answers() differs when it is asked again at turn {turn} of seed {seed}")
             here = env.snapshot()

@@ -38,7 +38,7 @@ def same_seed(subject: Subject) -> str:
 
 
 def processes(subject: Subject) -> str:
-    """Other processes with other values of PYTHONHASHSEED play the same episodes."""
+    """Other processes with other values of PYTHONHASHSEED, in other time zones, play the same episodes."""
     try:
         payload = cloudpickle.dumps((subject.make, subject.seeds, trace.followed()))
     except Exception as error:  # the user's own function may hold anything
@@ -53,21 +53,26 @@ def processes(subject: Subject) -> str:
             raise Failure(f"the environment cannot be played in another process: {last[0][:300]}")
         where = f"in another process (PYTHONHASHSEED={hash_seed})"
         mend = "sort sets before use, and derive nothing from hash(), time, paths or process ids"
-        subject.compare(json.loads(done.stdout), where, mend)
+        traces, starts = json.loads(done.stdout)
+        subject.compare(traces, where, mend)
+        for own, other in zip(trace.split_starts(subject.make, subject.seeds), starts, strict=True):
+            need(own == other, f"seed {own[1]} of split {own[0]!r} {where} is another episode; {mend}")
     return "two processes with other hash seeds"
 
 
 def _played_elsewhere(request: bytes, hash_seed: str) -> subprocess.CompletedProcess[bytes]:
+    zone = {"1": "UTC-14", "2": "UTC+12"}[hash_seed]  # it is never the same day in both
+    path = os.pathsep.join(p for p in sys.path if p)
     return subprocess.run(
         [sys.executable, "-m", trace.__name__],
         input=request,
         capture_output=True,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path, "TZ": zone},
     )
 
 
 def threads(subject: Subject) -> str:
-    """Several instances, each in its own thread, at once."""
+    """Several instances, each in its own thread, at once; and one that goes from thread to thread."""
     results: list[list[Trace] | BaseException] = []
     start = threading.Barrier(_THREADS)
 
@@ -90,6 +95,10 @@ def threads(subject: Subject) -> str:
             need(not thread.is_alive(), "an episode in a thread does not end; is a lock held or a signal awaited?")
     finally:
         sys.setswitchinterval(interval)
+    try:
+        results.append(_handed_round(subject))
+    except (Exception, SystemExit) as error:
+        results.append(error)
     for result in results:
         if isinstance(result, BaseException):
             raise Failure(
@@ -98,6 +107,18 @@ def threads(subject: Subject) -> str:
             )
         subject.compare(result, "in one of several threads", _INSTANCE)
     return f"{_THREADS} threads at once"
+
+
+def _handed_round(subject: Subject) -> list[Trace]:
+    """The episodes of an instance that was made here, with its calls on two other threads in turn."""
+    env, traces = subject.make(), []
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        turns = itertools.cycle((one, other))
+        for seed in subject.seeds:
+            entries = trace.episode(env, seed, mixed(seed))
+            calls = iter(lambda: next(turns).submit(next, entries, None).result(), None)  # noqa: B023 - used at once
+            traces.append(list(calls))
+    return traces
 
 
 def interleaved(subject: Subject) -> str:
@@ -145,7 +166,10 @@ def global_generators(subject: Subject) -> str:
 
 
 def _states() -> dict[str, Any]:
-    return {"random": random.getstate(), "numpy.random": np.random.get_state(legacy=False)}
+    states = {"random": random.getstate(), "numpy.random": np.random.get_state(legacy=False)}
+    if torch := sys.modules.get("torch"):
+        states["torch"] = torch.get_rng_state().numpy()
+    return states
 
 
 @contextlib.contextmanager
@@ -188,6 +212,8 @@ def snapshots(subject: Subject) -> str:
         text = trace.json_text(taken, "snapshot()")
         expected = _play_on(probe, mixed(seed + 1))
         need(json.dumps(taken) == text, "a snapshot changes while the episode goes on; copy lists and dicts into it")
+        for _ in trace.steps(probe, mixed(seed)):  # restored from the end of another episode
+            pass
         for env, where in ((subject.text_env("snapshot()"), "a new instance"), (probe, "the same instance")):
             given = json.loads(text)
             back = env.restore(given)
@@ -201,20 +227,23 @@ def snapshots(subject: Subject) -> str:
 
 def ended_snapshots(subject: Subject) -> str:
     """An episode that is over is over after ``restore`` too."""
-    env = subject.text_env("snapshot()")
-    for seed in subject.seeds:
-        *_, last = play(env, seed, mixed(seed))
+    env, ended = subject.text_env("snapshot()"), 0
+    for seed, answer in subject.games():
+        *_, last = play(env, seed, answer)
         if len(last) < 6 or not (last[3] or last[4]):
             continue
+        ended += 1
         again = subject.text_env("snapshot()")
         shown = again.restore(json.loads(json.dumps(env.snapshot())))
         need(shown == env.render(), f"restore of the ended episode of seed {seed} returns another observation")
         try:
             again.step(mixed(0, garbage=0)(again))
         except Exception:  # any error will do, as at the end of any episode
-            return "an ended episode stays ended"
+            continue
         raise Failure(f"the ended episode of seed {seed} can be played on after restore; save that it is over")
-    raise Skip("no episode ended")
+    if not ended:
+        raise Skip("no episode ended")
+    return f"{ended} ended episodes stay ended"
 
 
 def _play_on(env: TextEnv, answer: Answer) -> Trace:

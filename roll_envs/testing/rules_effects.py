@@ -13,12 +13,13 @@ import tempfile
 import threading
 import time
 import tracemalloc
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from roll_envs.env import AnyEnv, TextEnv
-from roll_envs.testing.trace import Rule, Skip, Subject, mixed, need, play, surroundings
+from roll_envs.testing.trace import Rule, Skip, Subject, is_cut, mixed, need, play, surroundings
 
 _ENDS_S = 2.0
 """How long threads and processes of a closed environment have to end."""
@@ -28,10 +29,20 @@ def side_effects(subject: Subject) -> str:
     """The process, its directory and other files are left alone, and ``close`` ends threads, processes and files."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        _played(subject, subject.seeds[0])  # what starts once in a process, a library's pool say, is no leak
+        _played(subject, 1)  # what starts once in a process, a library's pool say, is no leak
     threads, open_files, children = set(threading.enumerate()), _open_files(), _children()
-    with contextlib.redirect_stdout(printed), _written_to_stdout() as written, _audited() as events:
-        _played(subject, subject.seeds[-1])
+    with (
+        contextlib.redirect_stdout(printed), _written_to_stdout() as written, _audited() as events,
+        _temporary_folder() as temporary, warnings.catch_warnings(),
+    ):  # fmt: skip
+        warnings.resetwarnings()
+        _played(subject)
+        filters, replaced = list(warnings.filters), sys.stdout is not printed
+        gc.collect()
+        left = os.listdir(temporary)
+    need(not filters, f"playing sets the filter of warnings {filters[:1]}; use warnings.catch_warnings()")
+    need(not replaced, "playing replaces sys.stdout; use contextlib.redirect_stdout()")
+    need(not left, f"close() leaves {left[:1]} in the folder of temporary files; remove it there")
     for what, now in surroundings().items():
         was = subject.before[what]
         need(now == was, f"playing changes the {what}: {_apart(was, now)}; leave the process as it was")
@@ -45,10 +56,28 @@ def side_effects(subject: Subject) -> str:
     return "directory, variables, files, stdout, threads and processes are as before"
 
 
-def _played(subject: Subject, seed: int) -> None:
+def _played(subject: Subject, most: int | None = None) -> None:
+    """All that is asked of an environment: episodes that end in different ways, and queries."""
     env = subject.make()
-    play(env, seed, mixed(seed))
+    for seed, answer in subject.games(most):
+        if isinstance(env, TextEnv):
+            env.reset(seed=seed)
+            with contextlib.suppress(Exception):  # which other rules will meet, too
+                env.oracle(), env.legal_answers(), env.render(), env.restore(env.snapshot())
+        play(env, seed, answer)
     env.close()
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """A new folder in which ``tempfile`` makes its files meanwhile."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        try:
+            yield folder
+        finally:
+            tempfile.tempdir = before
 
 
 def _apart(was: Any, now: Any) -> str:
@@ -95,11 +124,14 @@ def _open_files() -> set[str]:
 
 
 def _children() -> set[int]:
-    found: set[int] = set()
-    for listed in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # of a thread that ends meanwhile
-            found.update(map(int, listed.read_text().split()))
-    return found
+    """Processes that this one started, and those that they left behind; the latter only in a session of its own."""
+    own, found = os.getpid(), set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # of one that ends meanwhile
+            state, parent, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(parent) == own or (int(session) == own and state != "Z"):
+                found.add(int(stat.parent.name))
+    return found - {own}
 
 
 _CHANGES = {
@@ -111,6 +143,7 @@ _CHANGES = {
 """Events, what they do, and which argument is the descriptor of the folder that a relative path starts from."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _HERE = ("127.", "::1", "localhost")
+_TEMPORARY = tempfile.gettempdir()
 _watching: list[list[str]] = []
 """Where the events go that are looked for now, if any."""
 
@@ -148,13 +181,17 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         does = "writes"
     if does and isinstance(args[0], str | bytes | os.PathLike):
         path = os.path.abspath(os.path.join(_folder(args[place] if place else -1), os.fsdecode(args[0])))
-        if not path.startswith((tempfile.gettempdir(), "/dev/", "/proc/")) and "__pycache__" not in path:
+        if not path.startswith((_TEMPORARY, "/dev/", "/proc/")) and "__pycache__" not in path:
             _watching[-1].append(f"{does} {path}")
 
 
 # -- costs -------------------------------------------------------------------------------------------------------------
 
 _SLOWEST_STEP_S = 0.5
+_SLOWEST_TURN_S = 1.0
+"""Of a turn that is slow each time that it is played; the last one may judge the whole episode."""
+_MEASURED = 50
+"""Turns of an episode."""
 _SLOWEST_RESET_S = 10.0
 _SLOWEST_ORACLE_S = 2.0
 
@@ -162,7 +199,7 @@ _SLOWEST_ORACLE_S = 2.0
 def latency(subject: Subject) -> str:
     """A step takes less time than the model's answer to it would, and neither a reset nor the oracle is a wait."""
     env = subject.make()
-    resets, answers, oracles = [], [], []
+    resets, answers, oracles = [], {}, []
     for seed in subject.seeds:
         started = time.perf_counter()
         env.reset(seed=seed)
@@ -171,22 +208,39 @@ def latency(subject: Subject) -> str:
             started = time.perf_counter()
             env.oracle()
             oracles.append(time.perf_counter() - started)
-        answer = mixed(seed)
-        for _ in range(10):
-            said = answer(env)
-            started = time.perf_counter()
-            *_, terminated, truncated, _ = env.step(said)
-            answers.append(time.perf_counter() - started)
-            if terminated or truncated:
-                break
-    step, reset = statistics.median(answers), statistics.median(resets)
+        took = _turns(env, seed)
+        answers.update({(seed, turn): took_s for turn, took_s in enumerate(took)})
+    step, reset = statistics.median(answers.values()), statistics.median(resets)
     seen = f"a step takes {1000 * step:.3g} ms, a reset {1000 * reset:.3g} ms (medians)"
     need(step <= _SLOWEST_STEP_S, f"{seen}; more than {_SLOWEST_STEP_S:g} s a step keeps every rollout waiting")
     need(reset <= _SLOWEST_RESET_S, f"{seen}; more than {_SLOWEST_RESET_S:g} s a reset keeps every rollout waiting")
+    seed, turn = max(answers, key=lambda each: answers[each])
+    worst = answers[seed, turn]
+    for _ in range(2):  # what is loaded once, or another program, makes no turn slow each time
+        if worst > _SLOWEST_TURN_S:
+            worst = min(worst, [*_turns(env, seed), 0.0][turn])
+    need(worst <= _SLOWEST_TURN_S, f"turn {turn + 1} of seed {seed} takes {worst:.3g} s each time; more than "
+                                   f"{_SLOWEST_TURN_S:g} s keeps its group waiting")  # fmt: skip
     asked = statistics.median(oracles) if oracles else 0.0
     need(asked <= _SLOWEST_ORACLE_S, f"oracle() takes {asked:.3g} s (median); a teacher asks it at every turn, so that "
                                      f"more than {_SLOWEST_ORACLE_S:g} s is too much")  # fmt: skip
     return f"{seen}; since it is slow, the rules play {subject.pace}" if subject.pace else seen
+
+
+def _turns(env: AnyEnv, seed: int) -> list[float]:
+    """The seconds of each turn of an episode, without its last one where there are others."""
+    env.reset(seed=seed)
+    found, answer = [], mixed(seed)
+    for turn in range(_MEASURED):
+        if is_cut(answer, turn):
+            break
+        said = answer(env)
+        started = time.perf_counter()
+        *_, terminated, truncated, _ = env.step(said)
+        found.append(time.perf_counter() - started)
+        if terminated or truncated:
+            return found[:-1] or found
+    return found
 
 
 _RESETS = 40

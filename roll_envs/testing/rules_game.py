@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
+import itertools
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from roll_envs.env import AnyEnv, TextEnv
 from roll_envs.testing import trace
-from roll_envs.testing.trace import Answer, Rule, Skip, Subject, mixed, need, script, steps
+from roll_envs.testing.trace import Answer, Failure, Rule, Skip, Subject, mixed, need, script, steps
 
 _TOLERANCE = 1e-9
+_LEAST_STILL = 5
+"""Valid answers without effect that tell whether the observation changes by itself."""
+_SEARCH_S = 5.0
+"""After which no more ways are tried, and the oracle is asked at no more turns of an episode than the first."""
 
 
 class _Played(NamedTuple):
-    """An episode in four numbers."""
+    """An episode in five numbers."""
 
     total: float
+    last: float
+    """The reward of the last turn."""
     penalties: float
     success: bool
     turns: int
 
 
-def _play(env: AnyEnv, seed: int, answer: Answer) -> _Played:
+def _play(env: AnyEnv, seed: int, answer: Answer, most: int | None = None) -> _Played:
     env.reset(seed=seed)
-    results = [result for _, result in steps(env, answer)]
+    results = [result for _, result in steps(env, answer, most)]
     return _Played(
         total=sum(float(reward) for _, reward, *_ in results),
+        last=float(results[-1][1]) if results else 0.0,
         penalties=sum(float(found.get("format_penalty", 0.0)) for *_, found in results),
         success=bool(results and results[-1][4].get("success")),
         turns=len(results),
@@ -50,7 +61,33 @@ def floor(subject: Subject) -> str:
         played = _play(env, seed, script())
         need(not played.success, f"seed {seed} is solved by empty answers; such a task says nothing about an agent")
         need(played.total <= 0, f"empty answers earn {played.total} in seed {seed}; reward progress only")
+        for each in _random_episodes(subject)[seed]:
+            unpaid = each.success and each.total <= played.total and each.last <= played.last
+            need(not unpaid, f"an episode of seed {seed} counts as success and earns {each.total:g}, no more than "
+                             "empty answers; success is True only where the task is solved")  # fmt: skip
+    _need_still(subject, env)
     return "empty answers earn nothing"
+
+
+def _need_still(subject: Subject, env: AnyEnv) -> None:
+    """Where valid answers without effect show what was shown before, one that cannot be read does not lead where valid
+    ones do."""
+    seen: dict[int, set[Any]] = {seed: set() for seed in subject.seeds}
+    still = []
+    for seed, answer in subject.games(garbage=0):
+        shown, _ = trace.begin(env, seed=seed)
+        seen[seed].add(shown)
+        for _, (observation, *_, info) in steps(env, answer):
+            if info.get("action_is_effective") is False:
+                still.append(observation == shown)
+            shown = observation
+            seen[seed].add(shown)
+    for seed in subject.seeds if all(still) and len(still) >= _LEAST_STILL else ():
+        shown, _ = trace.begin(env, seed=seed)
+        for said, (observation, *_, info) in steps(env, mixed(seed, garbage=0.5)):
+            moved = info.get("action_is_valid") is False and observation != shown and observation in seen[seed]
+            need(not moved, f"the answer {said[:40]!a} cannot be read and plays a move; it must change nothing")
+            shown = observation
 
 
 def ends(subject: Subject) -> str:
@@ -67,6 +104,8 @@ def ends(subject: Subject) -> str:
             for _, result in steps(env, answer):
                 last, turns = result[2] or result[3], turns + 1
                 _need_one_end(result, f"turn {turns} of seed {seed}")
+                early = isinstance(env, TextEnv) and result[3] and turns == env.max_turns - 1
+                need(not early, f"seed {seed} is truncated after {turns} turns, but max_turns is {limit}")
             if isinstance(env, TextEnv) and isinstance(limit, int) and (last or not trace.is_cut(answer, turns)):
                 need(
                     last, f"the {player} player is still going after {turns} turns, but max_turns is {limit}; truncate"
@@ -76,7 +115,25 @@ def ends(subject: Subject) -> str:
                 need(turns <= most, f"the {player} player may take {turns} turns, but max_turns is {limit}")
     if isinstance(env, TextEnv):
         _win_at_the_limit(subject, env)
+        _need_no_terminated_limit(subject, env)
     return f"within {limit} turns" if isinstance(limit, int) else "no episode ended in both ways"
+
+
+def _need_no_terminated_limit(subject: Subject, env: TextEnv) -> None:
+    """Rules of the game end an idle episode at the same turn where the turn limit is another; where the limit is no
+    argument, it may be one of the rules (so many guesses)."""
+    if "max_turns" not in inspect.signature(type(env)).parameters:
+        return
+    limit, seed = env.max_turns, subject.seeds[0]
+    for most in (limit, limit + 2):
+        with contextlib.suppress(AttributeError):  # it cannot be set
+            env.max_turns = most
+        env.reset(seed=seed)
+        played = [result for _, result in steps(env, script(), 2 * most)]
+        if limit == 1 or len(played) != most or not played[-1][2]:
+            return
+    raise Failure(f"the turn limit ends seed {seed} by terminated; return truncated, and terminated only for an end by "
+                  "the rules")  # fmt: skip
 
 
 def _need_one_end(result: Any, when: str) -> None:
@@ -102,7 +159,7 @@ def _win_at_the_limit(subject: Subject, env: TextEnv) -> None:
 def oracle(subject: Subject) -> str:
     """The oracle solves the episode with a return that no random player beats."""
     env = subject.text_env("oracle()")
-    returns = []
+    returns, until = [], time.monotonic() + _SEARCH_S
     for seed in subject.seeds:
         env.reset(seed=seed)
         way = env.oracle()
@@ -123,29 +180,40 @@ def oracle(subject: Subject) -> str:
             f"a random player earns {lucky:g} in seed {seed}, the oracle {played.total:g}; "
             "oracle() must give the highest total reward",
         )
+        for at, width in itertools.product(range(count), (1, 2)):
+            if time.monotonic() > until:
+                break
+            rest = way[:at] + way[at + width :]
+            less = _play(env, seed, script(rest), len(rest)).total
+            best = less <= played.total + _TOLERANCE
+            need(best, f"the oracle's way of seed {seed} earns more without {width} of its answers from turn {at + 1} "
+                       "on; give the best one")  # fmt: skip
     if not returns:
         raise Skip("oracle() gives None for every seed")
     return f"solves {len(returns)} of {len(subject.seeds)} seeds, best return {max(returns):g}"
 
 
 def oracle_midway(subject: Subject) -> str:
-    """Asked after a random answer, the oracle solves the rest or says that it cannot (None)."""
+    """Asked after random answers, the oracle solves the rest or says that it cannot (None)."""
     env = subject.text_env("oracle()")
-    asked = 0
+    asked, until = 0, time.monotonic() + _SEARCH_S
     for seed in subject.seeds:
         env.reset(seed=seed)
-        result = env.step(mixed(seed, garbage=0)(env))
-        way = None if result[2] or result[3] else env.oracle()
-        if way is None:
-            continue
-        last = [result for _, result in steps(env, script(way), len(way))][-1:]
-        solved = bool(last and last[0][4].get("success"))
-        need(solved, f"after a random answer in seed {seed} the oracle's {len(way)} answers do not solve the episode; "
-                     "find the way from where the episode stands, or return None")  # fmt: skip
-        asked += 1
+        for turn, (_, result) in enumerate(steps(env, mixed(seed, garbage=0)), 1):
+            way = None if result[2] or result[3] else env.oracle()
+            if way is not None:
+                here = env.snapshot()
+                last = [result for _, result in steps(env, script(way), len(way))][-1:]
+                solved = bool(last and last[0][4].get("success"))
+                need(solved, f"after {turn} random answers in seed {seed} the oracle's {len(way)} answers do not solve "
+                             "the episode; find the way from where it stands, or return None")  # fmt: skip
+                asked += 1
+                env.restore(here)
+            if time.monotonic() > until:  # the next seeds are asked once each
+                break
     if not asked:
-        raise Skip("oracle() gives None after a random answer in every seed")
-    return f"solves {asked} of {len(subject.seeds)} seeds"
+        raise Skip("oracle() gives None after random answers in every seed")
+    return f"solves {asked} positions of {len(subject.seeds)} seeds"
 
 
 def reward_range(subject: Subject) -> str:

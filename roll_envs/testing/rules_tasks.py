@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +19,12 @@ from roll_envs.testing.trace import Failure, Rule, Skip, Subject, begin, differe
 FIRST_HELD_OUT = 1_000_000_000
 """The trainer draws train seeds below it and held-out seeds from it on."""
 _STARTS = 20
-"""Episodes of a split that are looked at."""
+"""Episodes that are looked at."""
+_TASKS = 200
+"""Tasks of a split that are looked for among those of training, while they are quick to begin."""
+_TASKS_S = 1.0
+_APART = 7919
+"""Between seeds that are not in a row."""
 
 
 def seeds_differ(subject: Subject) -> str:
@@ -32,10 +39,12 @@ def seeds_differ(subject: Subject) -> str:
         raise Skip(f"{len(seeds)} seeds look the same to a random player, who knows no actions here")
     need(len(different) > 1, f"all of {len(seeds)} seeds give the same episode; draw the task from the seed")
     env.reset(seed=0)
-    first = plain(list(begin(env)))
-    same = all(plain(list(begin(env))) == first for _ in range(_STARTS))
-    # What differs may be hidden at the start.
-    same = same and any(plain(list(begin(env, seed=seed))) != first for seed in range(_STARTS))
+    first = json.dumps(plain(list(begin(env))))
+    same = all(json.dumps(plain(list(begin(env)))) == first for _ in range(_STARTS))
+    near, far = ({json.dumps(plain(list(begin(env, seed=step * n)))) for n in range(_STARTS)} for step in (1, _APART))
+    need(2 * len(near) > len(far), f"{_STARTS} seeds in a row begin {len(near)} different episodes, others {len(far)}; "
+                                   "use the whole seed")  # fmt: skip
+    same = same and bool(near - {first})  # what differs may be hidden at the start
     need(not same, f"{_STARTS} resets without a seed begin the same episode; draw it by episode_seed, or from "
                    "self.np_random")  # fmt: skip
     return f"{len(different)} different episodes of {len(seeds)} seeds"
@@ -85,6 +94,14 @@ def splits(subject: Subject) -> str:
             found == [_start(env, seed, name) for seed in range(_STARTS)], f"split {name!r} gives other episodes again"
         )
         starts[name] = set(found)
+        until = time.monotonic() + _TASKS_S
+        for seed in range(_STARTS, _TASKS):
+            if time.monotonic() > until:
+                break
+            starts[name].add(_start(env, seed, name))
+    need(starts, f"reset refuses each of the splits {env.splits}; take them, or leave splits empty")
+    same = len(starts) > 1 and all(len(found) == 1 for found in starts.values())
+    need(not same, f"{_STARTS} seeds of a split begin one task; seed s is task s of it")
     for name, others in starts.items():
         both = others & starts.get("train", set()) if name not in ("train", "all") else ()
         need(not both, f"a task of the split {name!r} is one of 'train' too: {next(iter(both), '')[:80]!a}")
@@ -113,6 +130,7 @@ def _start(env: TextEnv, seed: int, split: str) -> str:
 # -- leaks -------------------------------------------------------------------------------------------------------------
 
 _LABELS = r"(?:answers?|solutions?|oracle|ground.truth|gold|labels?)"
+_HINTS = r"(?:hint|oracle|solution|best|optimal|correct|recommended|suggested)(?: (?:action|move|answer|step))?"
 _LEAST_CHARS = 4
 """A shorter answer may stand anywhere by chance."""
 
@@ -120,34 +138,55 @@ _LEAST_CHARS = 4
 def leaks(subject: Subject) -> str:
     """What solves the episode stands neither in what the agent is shown nor in ``info``, before the end."""
     env = subject.text_env("oracle()")
-    asked, ways, told = 0, set(), {"info": 0, "observation": 0}
+    ways, told, hints = set(), [], []
     for seed in subject.seeds:
         observation, info = begin(env, seed=seed)
         if not env.oracle():
             continue
-        asked += 1
         ways.add(tuple(env.oracle() or ()))
         found = [_found(env, observation, info)]
+        hints.append(_hints(env, observation, info))
         for _, (observation, _, terminated, truncated, info) in steps(env, mixed(seed, garbage=0), 2):
             if not (terminated or truncated):
                 found.append(_found(env, observation, info))
-        for where in told:
-            told[where] += any(where in each for each in found)
-    if not asked:
+                hints.append(_hints(env, observation, info))
+        told.append(found)
+    if not told:
         raise Skip("oracle() gives None for every seed")
     if len(ways) > 1:  # an answer that is always the same is told by anything that is
-        for where, count in told.items():
-            need(count < asked, f"the {where} holds the answer of the oracle in every seed; keep it out of there")
+        at_start, later = [found[:1] for found in told], [found[1:] for found in told]
+        for seeds, where in itertools.product((at_start, later), ("info", "observation")):
+            clear = [[each for each in found if each is not None] for found in seeds]
+            held = [any(where in each for each in found) for found in clear if found]
+            every = len(held) > 1 and all(held)
+            need(not every, f"the {where} holds the answer of the oracle in every seed; keep it out of there")
+        told_first = [where for first, where in hints if first]
+        always = set.intersection(*told_first) if told_first else set()
+        apart = len({first for first, _ in hints if first}) > 1
+        need(not (apart and always), f"{min(always, default='')} always holds the oracle's next answer; keep it out")
     return f"looked for {len(ways)} answers"
 
 
-def _found(env: TextEnv, observation: str, info: dict[str, Any]) -> set[str]:
-    """Where the rest of the oracle's way stands now."""
+def _hints(env: TextEnv, observation: str, info: dict[str, Any]) -> tuple[str, set[str]]:
+    """The oracle's next answer (none: empty) and where it is told now, for named actions."""
+    form, way = env.action_format, env.oracle()
+    if not way or not isinstance(form, ActionFormat) or not (read := form.parse(way[0]).actions):
+        return "", set()
+    name = form.actions[read[0]]
+    where = {f"info[{key!r}]" for key, value in info.items() if value in (name, way[0], read[0], [name], [read[0]])}
+    if re.search(rf"\b{_HINTS}\b\W{{1,4}}(?:is\W+)?{re.escape(name)}(?!\w)", observation, re.IGNORECASE):
+        where.add("the observation")
+    return way[0], where
+
+
+def _found(env: TextEnv, observation: str, info: dict[str, Any]) -> set[str] | None:
+    """Where the rest of the oracle's way stands now; ``None`` for so few named actions that they stand anywhere."""
     way = env.oracle()
     if not way:
         return set()
     shown = {"observation"} if _shows(f"{env.instructions}\n{observation}", way, env) else set()
-    return shown | ({"info"} if any(_tells(value, way, env) for value in _values(info)) else set())
+    found = shown | ({"info"} if any(_tells(value, way, env) for value in _values(info)) else set())
+    return found if found or len(way) > 2 or not isinstance(env.action_format, ActionFormat) else None
 
 
 def _written(way: Sequence[str], env: TextEnv) -> list[str]:
@@ -172,15 +211,20 @@ def _values(value: Any) -> Iterator[Any]:
 
 def _tells(value: Any, way: Sequence[str], env: TextEnv) -> bool:
     actions = _written(way, env)
+    form = env.action_format
+    numbers = [n for a in way for n in form.parse(a).actions] if isinstance(form, ActionFormat) else actions
     if isinstance(value, list | tuple):
-        form = env.action_format
-        numbers = [n for a in way for n in form.parse(a).actions] if isinstance(form, ActionFormat) else actions
         return list(value) in (list(way), actions, numbers)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = f"{value:g}" if _is_one_text(actions, env) and len(f"{value:g}") > 1 else ""
     if not isinstance(value, str):
         return False
     if _is_one_text(actions, env):
         return value.strip() == actions[0] or (len(actions[0]) >= _LEAST_CHARS and actions[0] in value)
-    return len(actions) > 1 and _in_order(value, actions)
+    letters = [action[0] for action in actions]
+    codes = [letters, list(map(str, numbers))] if len(actions) > 2 else []
+    whole = any(re.fullmatch(r"\W{0,3}".join(map(re.escape, code)), value.strip(), re.IGNORECASE) for code in codes)
+    return whole or (len(actions) > 1 and _in_order(value, actions))
 
 
 def _shows(text: str, way: Sequence[str], env: TextEnv) -> bool:

@@ -13,6 +13,7 @@ import copy
 import decimal
 import functools
 import gc
+import itertools
 import json
 import locale
 import logging
@@ -32,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
+from roll_envs.errors import ConfigError
 from roll_envs.parsing import FreeFormat
 
 MakeEnv = Callable[[], AnyEnv]
@@ -158,6 +160,16 @@ def play_seeds(make: MakeEnv, seeds: Sequence[int]) -> list[Trace]:
     return traces
 
 
+def split_starts(make: MakeEnv, seeds: Sequence[int]) -> list[Any]:
+    """How the episodes of each split begin, of those that have tasks."""
+    env, found = make(), []
+    for name, seed in itertools.product(getattr(env, "splits", ()), seeds):
+        with contextlib.suppress(ConfigError):
+            found.append(plain([name, seed, *begin(env, seed=seed, options={"split": name})]))
+    env.close()
+    return found
+
+
 # -- comparing ---------------------------------------------------------------------------------------------------------
 
 
@@ -242,8 +254,11 @@ def surroundings() -> dict[str, Any]:
         "errors of numpy": dict(np.geterr()),
         "precision of decimal": decimal.getcontext().prec,
         "locale": locale.setlocale(locale.LC_ALL),
-        "garbage collection": gc.isenabled(),
+        "garbage collection": (gc.isenabled(), gc.get_threshold()),
         "mask of new files": _file_mask(),
+        "limit of digits": sys.get_int_max_str_digits(),
+        "switching of threads": sys.getswitchinterval(),
+        "tracing of calls": [repr(hook) for hook in (sys.gettrace(), sys.getprofile())],
         "default timeout of sockets": socket.getdefaulttimeout(),
         "hook for uncaught errors": repr(sys.excepthook),
         "timer of signals": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
@@ -304,6 +319,28 @@ class Subject:
     def reference(self) -> list[Trace]:
         """Traces of a fresh environment alone in this thread: what all others are compared with."""
         return play_seeds(self.make, self.seeds)
+
+    @functools.cached_property
+    def ways(self) -> dict[int, list[str]]:
+        """The oracle's answers for each seed, where there are any."""
+        found = {}
+        env = self.make()
+        for seed in self.seeds:
+            if not isinstance(env, TextEnv):
+                break
+            with contextlib.suppress(Exception, SystemExit):  # which rules about the oracle will meet, too
+                env.reset(seed=seed)
+                found[seed] = list(env.oracle() or ())
+        env.close()
+        return found
+
+    def games(self, most: int | None = None, garbage: float = 0.2) -> Iterator[tuple[int, Answer]]:
+        """The seeds (or the first ``most``), each with a random player, and with the oracle's answers where there are
+        any: their episodes end in different ways."""
+        for seed in self.seeds[:most]:
+            yield seed, mixed(seed, garbage)
+            if way := self.ways.get(seed):
+                yield seed, script(way)
 
     def compare(self, found: list[Trace], where: str, mend: str) -> None:
         """Raise :class:`Failure` where traces of the seeds are not those of :attr:`reference`."""
@@ -374,7 +411,7 @@ def _main() -> None:
     make, seeds, turns = cloudpickle.loads(sys.stdin.buffer.read())
     follow(turns)
     out, sys.stdout = sys.stdout, sys.stderr  # prints of the environment must not mix with the answer
-    json.dump(play_seeds(make, seeds), out)
+    json.dump([play_seeds(make, seeds), split_starts(make, seeds)], out)
 
 
 if __name__ == "__main__":

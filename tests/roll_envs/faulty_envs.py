@@ -10,12 +10,15 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +27,8 @@ import gymnasium
 import numpy as np
 from counter_shop import CounterShop
 
-from roll_envs import AnyText, EnvironmentCard
+from envs.sokoban.env import SokobanEnv
+from roll_envs import AnyText, ConfigError, EnvironmentCard
 from roll_envs.testing import COUNTER_CARD, CounterEnv
 
 
@@ -364,6 +368,13 @@ class DetourOracle(CounterEnv):
     def oracle(self) -> list[str] | None:
         way = super().oracle()
         return way and ["<answer>Less</answer>", "<answer>More</answer>", *way]
+
+
+class FarDetourOracle(DetourOracle):
+    """No random player is quicker."""
+
+    def __init__(self) -> None:
+        super().__init__(highest=20, max_turns=24)
 
 
 class FixedOracle(CounterEnv):
@@ -807,7 +818,357 @@ class NeverListsTheDoor(CounterShop):
         return [self.action_format.write(f"say[{word}]") for word in ("tea", "salt")]
 
 
+class FarCounter(CounterEnv):
+    """A random player does not win: faults of a win, and of later turns, wait for others."""
+
+    def __init__(self) -> None:
+        super().__init__(highest=20, max_turns=24)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        _, info = super().reset(seed=seed)
+        self._target = max(self._target, 12)
+        return self.render(), info
+
+
+class WinsNothing(FarCounter):
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, *rest = super().step(action)
+        return observation, float("nan") if terminated else reward, terminated, *rest
+
+
+class ForgetsAtTheWin(FarCounter):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        if info["success"]:
+            del info["action_is_valid"]
+        return *rest, info
+
+
+class BowsAtTheWin(FarCounter):
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, *rest = super().step(action)
+        return "Well done!" if terminated else observation, reward, terminated, *rest
+
+
+class PlaysOnAfterTheWin(FarCounter):
+    def step(self, action: str) -> Any:
+        self._over = self._over and (not self._turns or self._value != self._target)
+        return super().step(action)
+
+
+class RestoresTheWin(FarCounter):
+    def restore(self, snapshot: Any) -> str:
+        shown = super().restore(snapshot)
+        self._over = self._turns >= self.max_turns
+        return shown
+
+    def snapshot(self) -> Any:
+        return super().snapshot()
+
+
+class StaysOver(CounterEnv):
+    def restore(self, snapshot: Any) -> str:
+        over = self._over and self._turns > 0
+        shown = super().restore(snapshot)
+        self._over |= over
+        return shown
+
+    def snapshot(self) -> Any:
+        return super().snapshot()
+
+
+class ChangesTheOthers(CounterEnv):
+    moves = (-1, 1)
+
+    def close(self) -> None:
+        ChangesTheOthers.moves = ()
+
+    def step(self, action: str) -> Any:
+        return super().step(action if self.moves else None)  # type: ignore[arg-type]
+
+
+class NoText(CounterEnv):
+    metadata: dict[str, Any] = {}  # noqa: RUF012 - the fault
+
+
+class EffectiveWhereNothingMoves(FarCounter):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        valid = info["action_is_valid"]
+        return *rest, {**info, "action_is_effective": valid and not info["action_is_effective"]}
+
+
+class ShowsTheDay(CounterEnv):
+    def render(self) -> str:
+        return f"{super().render()} ({time.strftime('%A')})"
+
+
+class DealsByHash(CounterEnv):
+    splits = ("train", "test")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        found = super().reset(seed=seed)
+        if options:
+            self._target = abs(hash(options["split"])) % 1000
+        return self.render(), found[1]
+
+
+class KeepsItsThread(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def step(self, action: str) -> Any:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("made in another thread")
+        return super().step(action)
+
+
+class LeavesTemporaryFiles(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._folder = tempfile.mkdtemp()
+        return super().reset(seed=seed)
+
+
+class LeavesOrphans(CounterEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        subprocess.run(["sh", "-c", "sleep 20 &"], check=True)
+        return super().reset(seed=seed)
+
+
+class SilencesWarnings(CounterEnv):
+    def step(self, action: str) -> Any:
+        warnings.simplefilter("ignore")
+        return super().step(action)
+
+
+class TakesStdout(CounterEnv):
+    def step(self, action: str) -> Any:
+        sys.stdout = io.StringIO()
+        return super().step(action)
+
+
+class CountsDigits(CounterEnv):
+    def step(self, action: str) -> Any:
+        sys.set_int_max_str_digits(0)
+        return super().step(action)
+
+
+class CheersAtTheWin(FarCounter):
+    def step(self, action: str) -> Any:
+        found = super().step(action)
+        if found[2]:
+            print("solved")
+        return found
+
+
+class PrintsItsWay(CounterEnv):
+    def oracle(self) -> list[str] | None:
+        print("searching")
+        return super().oracle()
+
+
+class SleepsOnce(FarCounter):
+    def step(self, action: str) -> Any:
+        time.sleep(1.1 if self._turns == 15 else 0)
+        return super().step(action)
+
+
+class SameInPairs(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__(highest=10_000)
+
+    def episode_seed(self, seed: int | None) -> int:
+        return super().episode_seed(seed) // 2
+
+
+class RefusesItsSplits(CounterEnv):
+    splits = ("train", "test")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if options:
+            raise ConfigError("there are no splits")
+        return super().reset(seed=seed)
+
+
+class OneTaskASplit(CounterEnv):
+    splits = ("train", "test")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if not options:
+            return super().reset(seed=seed)
+        return super().reset(seed=self.splits.index(options["split"]))
+
+
+class OverlapsLate(CounterEnv):
+    splits = ("train", "test")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        _, info = super().reset(seed=seed)
+        self._target = (seed or 0) % 60 + (150 if options == {"split": "test"} else 100)
+        return self.render(), info
+
+
+class EitherWay(CounterEnv):
+    """Targets on both sides of 0."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        _, info = super().reset(seed=seed)
+        self._target = (self._target + 1) * (-1) ** self._target
+        return self.render(), info
+
+
+class TellsTheNextMove(EitherWay):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "expected": (self.oracle() or [""])[0]}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return observation, {**info, "expected": (self.oracle() or [""])[0]}
+
+
+class TellsInitials(EitherWay):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        names = [self.action_format.parse(answer).content for answer in self.oracle() or ()]
+        return observation, {**info, "key": "".join(name[0] for name in names)}
+
+
+class ReadsTheLast(CounterEnv):
+    def step(self, action: str) -> Any:
+        return super().step(action[action.rfind("<answer>") :] if "<answer>" in action else action)
+
+
+class ReadsTheFirstOfTwo(CounterEnv):
+    def step(self, action: str) -> Any:
+        return super().step(action.split(" ||", maxsplit=1)[0] + "</answer>" if " ||" in action else action)
+
+
+class NeedsNoThought(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__(action_format="think-answer")
+
+    def step(self, action: str) -> Any:
+        return super().step(action if "</think>" in action else f"</think>{action}")
+
+
+class TakesDigits(CounterShop):
+    def step(self, action: str) -> Any:
+        said = (self.action_format.read(action) or "")[4:-1][:100]
+        if said.isdigit():
+            int(said)
+        return super().step(action)
+
+
+class SearchesByPattern(CounterShop):
+    def step(self, action: str) -> Any:
+        re.search((self.action_format.read(action) or "")[4:-1][:100], "tea, salt")
+        return super().step(action)
+
+
+class AllValidInTheShop(CounterShop):
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "action_is_valid": True}
+
+
+class JumpsLate(FarCounter):
+    def legal_answers(self) -> list[str]:
+        return [*super().legal_answers(), *(["<answer>Jump</answer>"] if self._turns > 4 else [])]
+
+
+class ListsNothingLate(FarCounter):
+    def legal_answers(self) -> list[str]:
+        return super().legal_answers() if self._turns < 3 else []
+
+
+class ListsMoreAloneLate(FarCounter):
+    def legal_answers(self) -> list[str]:
+        return super().legal_answers()[self._turns > 4 :]
+
+
+class LosesAndSucceeds(CounterEnv):
+    """To go below 0 ends the game, which counts as success."""
+
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self._value < 0 and not truncated:
+            self._over = terminated = info["success"] = True
+            reward -= 1.0
+            info["reward_parts"]["lost"] = -1.0
+        return observation, reward, terminated, truncated, info
+
+
+class MovesDownWhenIdle(SokobanEnv):
+    def step(self, action: str) -> Any:
+        valid = self.action_format.parse(action).valid
+        *rest, info = super().step(action if valid else "<answer>Down</answer>")
+        return *rest, {**info, "action_is_valid": valid, "action_is_effective": valid and info["action_is_effective"]}
+
+
+class EndsATurnEarly(FarCounter):
+    def step(self, action: str) -> Any:
+        self.max_turns -= 1
+        result = super().step(action)
+        self.max_turns += 1
+        return result
+
+
+class EndsByTheRules(CounterEnv):
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, False, info
+
+
+class OracleTiresLate(FarCounter):
+    def oracle(self) -> list[str] | None:
+        way = super().oracle()
+        return way[1:] if way and self._turns > 2 else way
+
+
 FAULTS = (
+    Fault("values", WinsNothing, "the reward is nan"),
+    Fault("info", ForgetsAtTheWin, "info lacks 'action_is_valid'"),
+    Fault("info", EffectiveWhereNothingMoves, "action_is_effective is False at every such step"),
+    Fault("render", BowsAtTheWin, "not the observation"),
+    Fault("render", NoText, "metadata has the render_modes ()"),
+    Fault("close_twice", ChangesTheOthers, "TypeError"),
+    Fault("step_outside_an_episode", PlaysOnAfterTheWin, "after the end of the episode (terminated) does not raise"),
+    Fault("ended_snapshots", RestoresTheWin, "can be played on after restore"),
+    Fault("snapshots", StaysOver, "ResetNeeded"),
+    Fault("processes", ShowsTheDay, "in another process"),
+    Fault("processes", DealsByHash, "of split 'train' in another process (PYTHONHASHSEED=1) is another episode"),
+    Fault("threads", KeepsItsThread, "made in another thread"),
+    Fault("side_effects", LeavesTemporaryFiles, "in the folder of temporary files"),
+    Fault("side_effects", LeavesOrphans, "leaves the process"),
+    Fault("side_effects", SilencesWarnings, "sets the filter of warnings"),
+    Fault("side_effects", TakesStdout, "replaces sys.stdout"),
+    Fault("side_effects", CountsDigits, "changes the limit of digits: 0 instead of 4300"),
+    Fault("side_effects", CheersAtTheWin, "prints 'solved"),
+    Fault("side_effects", PrintsItsWay, "prints 'searching"),
+    Fault("latency", SleepsOnce, "s each time; more than 1 s keeps its group waiting"),
+    Fault("seeds_differ", SameInPairs, "20 seeds in a row begin 10 different episodes, others 20"),
+    Fault("splits", RefusesItsSplits, "refuses each of the splits ('train', 'test')"),
+    Fault("splits", OneTaskASplit, "20 seeds of a split begin one task"),
+    Fault("splits", OverlapsLate, "is one of 'train' too"),
+    Fault("leaks", TellsTheNextMove, "info['expected'] always holds the oracle's next answer"),
+    Fault("leaks", TellsInitials, "the info holds the answer"),
+    Fault("near_answers", ReadsTheLast, "plays another action"),
+    Fault("near_answers", ReadsTheFirstOfTwo, "reads nothing in"),
+    Fault("near_answers", NeedsNoThought, "reads nothing in '<answer>Less</answer>'"),
+    Fault("near_answers", TakesDigits, "raises ValueError: invalid literal for int()"),
+    Fault("near_answers", SearchesByPattern, "PatternError" if sys.version_info >= (3, 13) else "raises error"),
+    Fault("strange_answers", AllValidInTheShop, "names no action, and action_is_valid is True"),
+    Fault("legal_answers", JumpsLate, "lists '<answer>Jump</answer>' at turn 5"),
+    Fault("legal_answers", ListsNothingLate, "lists nothing at turn 3 of seed 0"),
+    Fault("unlisted_answers", ListsMoreAloneLate, "leaves out '<answer>Less</answer>' at turn 5 of seed 0"),
+    Fault("floor", LosesAndSucceeds, "counts as success and earns"),
+    Fault("floor", MovesDownWhenIdle, "cannot be read and plays a move"),
+    Fault("ends", EndsATurnEarly, "is truncated after 23 turns, but max_turns is 24"),
+    Fault("ends", EndsByTheRules, "the turn limit ends seed 0 by terminated"),
+    Fault("oracle", FarDetourOracle, "earns more without 1 of its answers from turn 1 on"),
+    Fault("oracle_midway", OracleTiresLate, "after 3 random answers in seed 0 the oracle's"),
     Fault("gymnasium_checker", UnseededReset, "random number generator"),
     Fault("gymnasium_checker", BreaksInReset, "RuntimeError: no display"),
     Fault("spaces", NarrowSpace, "not in observation_space"),
@@ -825,7 +1186,7 @@ FAULTS = (
     Fault("values", WordsForRewards, "must be a finite number"),
     Fault("values", OwnKeys, "has the key [3]"),
     Fault("info", EffectiveAnyway, "action_is_effective is True where"),
-    Fault("info", NeverEffective, "lead to another observation, and action_is_effective is False at every step"),
+    Fault("info", NeverEffective, "lead to another observation, and action_is_effective is False at every such"),
     Fault("info", NeverEffectiveInTheDark, "the oracle's answers solve seed 0, and action_is_effective is False"),
     Fault("info", Unnumbered, "info of step is not plain JSON-able data"),
     Fault("info", NumpyCounts, "info of step is not plain JSON-able data"),
@@ -900,7 +1261,7 @@ FAULTS = (
     Fault("oracle", WrongOracle, "do not solve"),
     Fault("oracle", TalkativeOracle, "of the oracle's"),
     Fault("oracle", DetourOracle, "a random player earns"),
-    Fault("oracle_midway", FixedOracle, "after a random answer in seed"),
+    Fault("oracle_midway", FixedOracle, "after 1 random answers in seed 0"),
     Fault("strange_answers", AllValid, "names no action, and action_is_valid is True"),
     Fault("info", OneInfo, "an info changes while the episode goes on"),
     Fault("info", TellsTooMuch, "characters as JSON"),
