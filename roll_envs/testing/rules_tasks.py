@@ -190,11 +190,12 @@ def _found(env: TextEnv, observation: str, info: dict[str, Any]) -> set[str] | N
 
 
 def _written(way: Sequence[str], env: TextEnv) -> list[str]:
-    """The actions of the answers, without their form."""
+    """The actions of the answers, without their form; where one has none, the answers as they are."""
     form = env.action_format
     if isinstance(form, ActionFormat):
         return [form.actions[action] for answer in way for action in form.parse(answer).actions]
-    return [form.read(answer) or "" for answer in way]
+    actions = [form.read(answer) or "" for answer in way]
+    return actions if all(actions) else list(way)
 
 
 def _values(value: Any) -> Iterator[Any]:
