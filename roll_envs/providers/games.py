@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -30,6 +31,10 @@ def share_of(tasks: int, split: str) -> Sequence[int]:
             f"of {tasks} tasks none is of the split {split!r}: each {HELD_OUT}th is of 'test'; play 'all'"
         )
     return numbers
+
+
+_UNREADABLE = re.compile(r"\d{4301}")
+"""A number of more digits than Python reads, at which games would raise."""
 
 
 class Played(NamedTuple):
@@ -103,6 +108,8 @@ class GameEnv(TextEnv):
         if self._over:
             raise gymnasium.error.ResetNeeded("the episode is over; call reset() first")
         said = self.action_format.read(action)
+        if said is not None and _UNREADABLE.search(said):
+            said = None
         self._turns += 1
         played = Played(self._shown, valid=False)
         if said is not None or self.plays_unread:
