@@ -21,6 +21,7 @@ import pytest
 import roll_envs
 from roll_envs import EnvironmentCard, providers
 from roll_envs.env_registry import ENVIRONMENTS
+from roll_envs.providers.games import GameEnv, Played
 from roll_envs.providers.isolation import isolated
 from roll_envs.providers.packages import folder_of, imported
 from roll_envs.testing import CounterEnv
@@ -136,3 +137,19 @@ def test_a_stdout_that_another_thread_has_put_there_stays(monkeypatch: pytest.Mo
     with isolated(1):
         sys.stdout = own
     assert sys.stdout is own
+
+
+def test_a_number_that_python_does_not_read_is_no_move_of_a_game() -> None:
+    class Guess(GameEnv):
+        def _begin(self, seed: int) -> str:
+            return "a number?"
+
+        def _play(self, move: str) -> Played:
+            return Played(f"you said {int(move) % 10}", 1.0)
+
+    env = Guess(action_format="answer", max_turns=3, format_penalty=-0.5, example="1", moves=("1",))
+    env.reset(seed=0)
+    shown, reward, *_, info = env.step(f"<answer>{'9' * 4301}</answer>")
+    assert (shown, reward, info["action_is_valid"]) == ("a number?", -0.5, False)
+    shown, reward, *_, info = env.step(f"<answer>{'9' * 4300}</answer>")
+    assert (shown, reward, info["action_is_valid"]) == ("you said 9", 1.0, True)
