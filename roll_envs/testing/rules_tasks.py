@@ -100,7 +100,7 @@ def splits(subject: Subject) -> str:
                 break
             starts[name].add(_start(env, seed, name))
     need(starts, f"reset refuses each of the splits {env.splits}; take them, or leave splits empty")
-    same = len(starts) > 1 and all(len(found) == 1 for found in starts.values())
+    same = len(set().union(*starts.values())) > 1 and all(len(found) == 1 for found in starts.values())
     need(not same, f"{_STARTS} seeds of a split begin one task; seed s is task s of it")
     for name, others in starts.items():
         both = others & starts.get("train", set()) if name not in ("train", "all") else ()

@@ -20,6 +20,7 @@ import pytest
 from faulty_envs import FAULTS, Fault
 
 import roll_envs
+from roll_envs import ConfigError
 from roll_envs.env_registry import settings_to_give
 from roll_envs.testing import COUNTER_CARD, RULES, CounterEnv, EchoEnv, check_env
 
@@ -56,6 +57,22 @@ class UsesTheTemporaryFolder(CounterEnv):
 
 def test_temporary_files_that_are_gone_again_are_no_side_effect() -> None:
     report = check_env(UsesTheTemporaryFolder, seeds=SEEDS, rules=["side_effects"])
+    assert report.ok, str(report)
+
+
+class HasOneTask(CounterEnv):
+    """As a folder of the user's with one task, which is all of training."""
+
+    splits = ("all", "train")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if options and options["split"] not in self.splits:
+            raise ConfigError("no such split")
+        return super().reset(seed=0)
+
+
+def test_a_data_set_may_have_one_task() -> None:
+    report = check_env(HasOneTask, seeds=SEEDS, rules=["splits"])
     assert report.ok, str(report)
 
 

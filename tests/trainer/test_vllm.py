@@ -28,6 +28,7 @@ from vllm_engines import ended
 
 from roll_envs.errors import ConfigError, EngineError
 from roll_envs.types import Completion, SamplingParams
+from trainer.cli import main
 from trainer.config import EngineConfig, LossConfig, OptimizerConfig
 from trainer.engines import make_engine, transfer, vllm
 from trainer.engines.remote import RemoteEngine
@@ -462,9 +463,12 @@ def test_the_probe_finds_a_tied_head_that_keeps_old_weights(
         made(models[0])
 
 
-def test_the_whole_loop_trains_on_it_and_takes_it_along_when_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _train_with_files_in(folder: Path, path: Path) -> int:
+    os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
+    return main([str(path)])
+
+
+def test_the_whole_loop_trains_on_it_and_takes_it_along_when_killed(tmp_path: Path) -> None:
     config = values(
         output=str(tmp_path / "runs"),
         steps=100_000,
@@ -480,8 +484,7 @@ def test_the_whole_loop_trains_on_it_and_takes_it_along_when_killed(
     )
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     short = Path(tempfile.mkdtemp())  # names of sockets are short
-    monkeypatch.setenv("TMPDIR", str(short))
-    process = roll_train(str(tmp_path / "run.yaml"), log=tmp_path / "output")
+    process = Forked(_train_with_files_in, short, tmp_path / "run.yaml", log=tmp_path / "output")
     try:
         lines = wait_for_steps(tmp_path / "runs", 3, process)
         assert list(short.glob("roll-vllm-*/vllm_dist_*")), "vLLM's own files are in the server's folder"
