@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,6 +39,8 @@ _SIMPLER = (
 _LONGEST = 200
 """Characters of a command."""
 _NO_MOVES = frozenset({"reset task"})
+_ACTS = frozenset({"load", "step"})
+"""Methods that draw random numbers of the episode; all others only tell something."""
 _UNKNOWN = "No known action matches"
 
 
@@ -76,6 +78,7 @@ def card(id: str) -> EnvironmentCard:
             "The description of the task stands before the first observation.",
             "The score is given as a part of 1, not of 100.",
             "'reset task' is no command.",
+            "Asking for the commands that are valid draws none of the random numbers that the world draws.",
         ),
     )
 
@@ -130,14 +133,13 @@ class ScienceWorldEnv(GameEnv):
             self._simulator = _Simulator(self._timeout_s)
         variations = self._simulator.variations(self.task)[self._split]
         self._variation, self._gold, self._moves = variations[seed % len(variations)], None, []
+        self._score = 0.0
         shown = self._start()
         return f"{_clean(self._ask('getTaskDescription'))}\n\n{shown}"
 
-    def _start(self, *, gold: bool = False) -> str:
+    def _start(self) -> str:
         """The task's beginning, and what is seen there."""
-        self._ask("load", self.task, self._variation, self._simpler, gold)
-        self._ask("reset")
-        self._score = 0.0
+        self._ask("load", self.task, self._variation, self._simpler, False)
         return _clean(self._ask("step", "look around"))
 
     def _play(self, move: str) -> Played:
@@ -149,11 +151,15 @@ class ScienceWorldEnv(GameEnv):
         self._moves.append(command)
         before = self._seen()
         shown = _clean(self._ask("step", command))
-        score = float(self._ask("getScore"))
+        score, over = self._reached()
         paid, self._score = score - self._score, score
-        over = bool(self._ask("getCompleted")) or score < 0
         effective = paid != 0 or self._seen() != before
         return Played(shown, paid, over, not shown.startswith(_UNKNOWN), score >= 1, effective=effective)
+
+    def _reached(self) -> tuple[float, bool]:
+        """The score, and whether the task is over."""
+        score = float(self._ask("getScore"))
+        return score, bool(self._ask("getCompleted")) or score < 0
 
     def _seen(self) -> tuple[str, str]:
         return self._ask("freeActionLook"), self._ask("freeActionInventory")
@@ -178,15 +184,26 @@ class ScienceWorldEnv(GameEnv):
         if self._over:
             return None
         if self._gold is None:
-            self._start(gold=True)
-            self._gold = [_clean(command) for command in self._ask("getGoldActionSequence")]
+            self._gold = self._way()
+            self._start()
             for command in self._moves:  # back to where it was
                 self._ask("step", command)
-            self._score = float(self._ask("getScore"))
         done = len(self._moves)
         way = self._gold[done:] if self._gold[:done] == self._moves else []
         fits = 0 < len(way) <= self.max_turns - self._turns
         return [self.action_format.write(command) for command in way] if fits else None
+
+    def _way(self) -> list[str]:
+        """The package's own way, to where the task is done; none where it is not done by it."""
+        self._ask("load", self.task, self._variation, self._simpler, True)
+        found = [_clean(command) for command in self._ask("getGoldActionSequence")]
+        self._start()
+        for count, command in enumerate(found, 1):
+            self._ask("step", command)
+            score, over = self._reached()
+            if over:
+                return found[:count] if score >= 1 else []
+        return []
 
     def close(self) -> None:
         simulator, self._simulator = getattr(self, "_simulator", None), None
@@ -218,6 +235,7 @@ class _Simulator:
         self._end = weakref.finalize(self, _ended, self._gateway, self._process, folder)
         try:
             self._server = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+            self._draws = _Draws(self._gateway.jvm)
         except Exception as error:
             self.close()
             raise EnvironmentFaultError(f"ScienceWorld's simulator does not start: {error!r}") from error
@@ -225,7 +243,8 @@ class _Simulator:
     def ask(self, method: str, *arguments: Any) -> Any:
         """What a method of the simulator gives; a list is Python's. Raises :class:`EnvironmentFaultError`."""
         try:
-            answer = getattr(self._server, method)(*arguments)
+            with contextlib.nullcontext() if method in _ACTS else self._draws.apart():
+                answer = getattr(self._server, method)(*arguments)
             if isinstance(answer, str | int | float | bool | None):
                 return answer
             if not len(answer) or not isinstance(answer[0], str):
@@ -245,6 +264,31 @@ class _Simulator:
 
     def close(self) -> None:
         self._end()
+
+
+class _Draws:
+    """The generator of random numbers that all of the simulator shares: it draws from it how living things move, and
+    by which of its names it calls a thing when it is asked."""
+
+    def __init__(self, jvm: Any) -> None:
+        def found(name: str, field: str) -> Any:
+            declared = jvm.java.lang.Class.forName(name).getDeclaredField(field)
+            declared.setAccessible(True)
+            return declared
+
+        self._shared = found("scala.util.Random$", "MODULE$").get(None)
+        self._field = found("scala.util.Random", "self")
+        self._own, self._other = self._field.get(self._shared), jvm.java.util.Random(0)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Meanwhile the same numbers are drawn each time, and none of those that come in the episode."""
+        self._other.setSeed(0)
+        self._field.set(self._shared, self._other)
+        try:
+            yield
+        finally:
+            self._field.set(self._shared, self._own)
 
 
 _variations: dict[str, Mapping[str, Sequence[int]]] = {}

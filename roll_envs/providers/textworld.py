@@ -221,7 +221,7 @@ def _game(challenge: str, config: tuple[tuple[str, Any], ...], seed: int) -> Map
     package.g_rng.set_seed(seed)
     options = package.GameOptions()
     options.seeds = seed
-    with _folder() as folder, _walked_by_logic():
+    with _folder() as folder, _rules_read_once(), _walked_by_logic():
         options.path = str(Path(folder, "game.z8"))
         try:
             made = challenges[challenge][1](dict(config), options)
@@ -229,6 +229,22 @@ def _game(challenge: str, config: tuple[tuple[str, Any], ...], seed: int) -> Map
             raise ConfigError(f"TextWorld's {challenge} refuses the config {dict(config)}: {error!r}") from error
         generator.compile_game(made, options)
         return {suffix: Path(folder, f"game{suffix}").read_bytes() for suffix in (".z8", ".json")}
+
+
+@contextlib.contextmanager
+def _rules_read_once() -> Iterator[None]:
+    """The package reads the rules of a challenge for each game, which takes a quarter of the game's time."""
+    knowledge = importlib.import_module(f"{_PACKAGE}.generator.data").KnowledgeBase
+    own = knowledge.__dict__["load"]
+    knowledge.load = staticmethod(_kept(knowledge.load))
+    try:
+        yield
+    finally:
+        knowledge.load = own
+
+
+_kept = functools.cache(functools.cache)
+"""The same function at each call, which keeps what it gave."""
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ FIRST_HELD_OUT = 1_000_000_000
 """The trainer draws train seeds below it and held-out seeds from it on."""
 _STARTS = 20
 """Episodes that are looked at."""
+_STARTS_IF_SLOW = 8
 _TASKS = 200
 """Tasks of a split that are looked for among those of training, while they are quick to begin."""
 _TASKS_S = 1.0
@@ -41,8 +42,12 @@ def seeds_differ(subject: Subject) -> str:
     env.reset(seed=0)
     first = json.dumps(plain(list(begin(env))))
     same = all(json.dumps(plain(list(begin(env)))) == first for _ in range(_STARTS))
-    near, far = ({json.dumps(plain(list(begin(env, seed=step * n)))) for n in range(_STARTS)} for step in (1, _APART))
-    need(2 * len(near) > len(far), f"{_STARTS} seeds in a row begin {len(near)} different episodes, others {len(far)}; "
+    near, far, count, until = set[str](), set[str](), 0, time.monotonic() + _TASKS_S
+    while count < (_STARTS if time.monotonic() < until else _STARTS_IF_SLOW):
+        near.add(json.dumps(plain(list(begin(env, seed=count)))))
+        far.add(json.dumps(plain(list(begin(env, seed=_APART * count)))))
+        count += 1
+    need(2 * len(near) > len(far), f"{count} seeds in a row begin {len(near)} different episodes, others {len(far)}; "
                                    "use the whole seed")  # fmt: skip
     same = same and bool(near - {first})  # what differs may be hidden at the start
     need(not same, f"{_STARTS} resets without a seed begin the same episode; draw it by episode_seed, or from "

@@ -982,6 +982,14 @@ class SameInPairs(CounterEnv):
         return super().episode_seed(seed) // 2
 
 
+class SlowSameInPairs(SameInPairs):
+    """Few of its episodes are begun, but enough."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        time.sleep(0.07)
+        return super().reset(seed=seed, options=options)
+
+
 class RefusesItsSplits(CounterEnv):
     splits = ("train", "test")
 
@@ -1149,6 +1157,7 @@ FAULTS = (
     Fault("side_effects", PrintsItsWay, "prints 'searching"),
     Fault("latency", SleepsOnce, "s each time; more than 1 s keeps its group waiting"),
     Fault("seeds_differ", SameInPairs, "20 seeds in a row begin 10 different episodes, others 20"),
+    Fault("seeds_differ", SlowSameInPairs, "8 seeds in a row begin 4 different episodes, others 8"),
     Fault("splits", RefusesItsSplits, "refuses each of the splits ('train', 'test')"),
     Fault("splits", OneTaskASplit, "20 seeds of a split begin one task"),
     Fault("splits", OverlapsLate, "is one of 'train' too"),

@@ -27,6 +27,7 @@ class Simulator:
 
     def __init__(self, timeout_s: float) -> None:
         self.said = list[str]()
+        self.way = self.WAY
         self.loaded = list[tuple[Any, ...]]()
         self.broken = self.closed = False
 
@@ -40,8 +41,6 @@ class Simulator:
 
     def load(self, *arguments: Any) -> None:
         self.loaded.append(arguments)
-
-    def reset(self) -> None:
         self.said.clear()
 
     def step(self, command: str) -> str:
@@ -61,7 +60,7 @@ class Simulator:
         return ["open door", "reset task", "look at frog", "look at frog"]
 
     def getGoldActionSequence(self) -> list[str]:
-        return list(self.WAY)
+        return [*self.way, "wait"]
 
     def freeActionLook(self) -> str:
         return f"door open: {'open door' in self.said}"
@@ -122,12 +121,29 @@ def test_the_way_is_asked_for_once_and_leaves_the_episode_where_it_was(env: Any)
     env.step(answered("open door"))
     assert env.oracle() == [answered("focus on frog")]
     assert env._simulator.said == ["look around", "open door"]
-    assert env._simulator.loaded[-1][-1] is True
+    assert [gold for *_, gold in env._simulator.loaded] == [False, True, False, False]
+    assert env.oracle() == [answered("focus on frog")]
+    assert len(env._simulator.loaded) == 4
     assert env.step(answered("focus on frog"))[1] == 0.5
-    assert len(env._simulator.loaded) == 2
     env.reset(seed=0)
     env.step(answered("wait"))
     assert env.oracle() is None
+
+
+@pytest.mark.parametrize("way", [("open door",), ("touch snake", "open door"), ()])
+def test_a_way_that_does_not_solve_the_task_is_none(env: Any, way: tuple[str, ...]) -> None:
+    env.reset(seed=0)
+    env._simulator.way = way
+    assert env.oracle() is None
+
+
+def test_what_the_first_look_earns_is_paid_with_the_first_command(env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Simulator, "WAY", ("look around", "focus on frog"))
+    for asks in (False, True):
+        env.reset(seed=0)
+        if asks:
+            env.oracle()
+        assert env.step(answered("wait"))[1] == 0.5
 
 
 def test_a_way_that_does_not_fit_is_none(env: Any) -> None:
@@ -218,6 +234,21 @@ def test_the_package_s_way_solves_its_task_the_same_in_a_used_simulator() -> Non
         assert [again.step(answer) for answer in way] == results
         again.close()
     assert process.poll() is not None
+
+
+@needs_scienceworld
+def test_asking_changes_neither_the_answers_nor_how_things_move() -> None:
+    played = []
+    for asks in (0, 2):
+        env: Any = roll_envs.make("scienceworld/find-animal-v0", max_turns=12)
+        env.reset(seed=1)
+        seen = []
+        for _ in range(10):
+            assert len({tuple(env.legal_answers()) for _ in range(asks)}) <= 1
+            seen.append(env.step(answered("look around")))
+        played.append([seen, env.legal_answers()])
+        env.close()
+    assert played[0] == played[1]
 
 
 @needs_scienceworld
