@@ -77,6 +77,7 @@ def env(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(scienceworld, "imported", lambda *_: None)
     monkeypatch.setattr(scienceworld, "_names", lambda: ("find-animal",))
     monkeypatch.setattr(scienceworld, "_Simulator", Simulator)
+    monkeypatch.setattr(scienceworld, "_ways", {})
     monkeypatch.setattr(shutil, "which", lambda name: name)
     return ScienceWorldEnv(task="find-animal", simplifications=("openDoors",), max_turns=4)
 
@@ -125,9 +126,14 @@ def test_the_way_is_asked_for_once_and_leaves_the_episode_where_it_was(env: Any)
     assert env.oracle() == [answered("focus on frog")]
     assert len(env._simulator.loaded) == 4
     assert env.step(answered("focus on frog"))[1] == 0.5
-    env.reset(seed=0)
+    env.reset(seed=3)  # the same variation
+    assert env.oracle() == [answered("open door"), answered("focus on frog")]
     env.step(answered("wait"))
     assert env.oracle() is None
+    assert sum(gold for *_, gold in env._simulator.loaded) == 1
+    env.reset(seed=1)
+    env.oracle()
+    assert sum(gold for *_, gold in env._simulator.loaded) == 2
 
 
 @pytest.mark.parametrize("way", [("open door",), ("touch snake", "open door"), ()])
