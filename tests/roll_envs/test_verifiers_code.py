@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,22 @@ def test_programs_with_input(plain: PlainSandbox) -> None:
     crash = judged(plain, "print(1)\nraise ValueError('late')", {"stdin": [{"output": "1"}]})
     assert not crash.passed
     assert "late" in crash.detail
+
+
+def test_programs_may_take_usual_names_and_futures_for_granted(plain: PlainSandbox) -> None:
+    tests: dict[str, Any] = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
+    program = "def f(xs: List[int]) -> int: return reduce(add, xs)\nprint(f(list(map(int, input().split()))))"
+    assert judged(plain, "add = lambda a, b: a + b\n" + program, tests).passed
+    assert "NameError" in judged(plain, program, tests).detail
+    future = "from __future__ import annotations\nprint(add(*map(int, input().split())))"
+    assert judged(plain, future, tests | {"prefix": "def add(a, b): return a + b"}).passed
+
+
+def test_lines_without_end_do_not_hold_up_the_judge(plain: PlainSandbox) -> None:
+    code = "\n" * 500_000 + "raise ImportError(\"No module named 'scipy'\")"
+    started = time.process_time()
+    assert judged(plain, code, "assert f() == 1").value == 0
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,8 @@ def test_a_wrong_answer_is_zero_and_never_no_verdict(box: Sandbox, name: str) ->
         ("assert f(1) == [1, 2][5]", "IndexError"),
         ("table = {}['a']\nassert f(1) == 2", "KeyError"),
         ("class T:\n    v = 3\nassert f(T()) == 3", "hand a T"),
+        ("assert f(1)\nassert f([0] * 300_000) == 3", "ValueError"),
+        ("f(1)\nfor n in range(30_000):\n    assert n >= 0", "more than 20000 checks"),
         ("from unittest.mock import patch\nwith patch('solution.g'):\n    assert f(1) == 2", "patch"),
     ],
 )
@@ -69,6 +71,22 @@ def test_a_fault_of_the_tests_is_named_and_no_score(box: Sandbox, tests: str, wo
     found = verdict(box, code, tests)
     assert isinstance(found, Failed)
     assert words in found.reason
+
+
+@pytest.mark.parametrize("text", ["len('abcd')", "__judge__.checks.clear()", "4 if f else 0"])
+def test_no_text_of_the_answer_is_run_beside_the_tests(box: Sandbox, text: str) -> None:
+    found = verdict(box, f"def f(x): return {text!r}", "assert f(0)\nassert eval(f(2)) == 4")
+    assert isinstance(found, Failed)
+    assert "text that the answer may have made" in found.reason
+
+
+@pytest.mark.parametrize("given", ["prefix", "prompt"])
+def test_functions_of_the_prompt_that_tests_use_are_not_the_answers(box: Sandbox, given: str) -> None:
+    prompt = 'def shift(s):\n    return s[1:] + s[:1]\n\n\ndef back(s):\n    """Undo shift."""\n'
+    row = {"test": "def check(candidate):\n    assert candidate(shift('abc')) == 'abc'", "entry_point": "back"}
+    right = "def back(s): return s[-1:] + s[:-1]"
+    assert verdict(box, right, row | {given: prompt}).value == 1
+    assert verdict(box, "def shift(s): return s\ndef back(s): return s", row | {given: prompt}).value == 0
 
 
 def test_a_usual_library_that_the_jail_lacks_is_no_score_but_any_other_module_is_wrong(box: Sandbox) -> None:
@@ -112,6 +130,21 @@ def test_the_calls_of_simple_tests_take_two_exchanges_with_their_jail(
     assert methods == {"start": 1, "finish": 1, "step": 9}
 
 
+def test_checks_that_are_left_out_take_no_exchange(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, methods = session.Jail.step, collections.Counter[str]()
+
+    def step(self: session.Jail, given: str, wall_s: float, *, method: str = "step") -> tuple[bytes, bytes]:
+        methods[method] += 1
+        return real(self, given, wall_s, method=method)
+
+    monkeypatch.setattr(session.Jail, "step", step)
+    tests = "class T: pass\nfor n in range(15_000):\n    assert f(n) == n"
+    found = verdict(box, "import time\ndef f(x):\n    time.sleep(0.1)\n    return x", tests, total_s=0.5)
+    assert found.parts["cases"] == 15_000
+    assert found.parts["cases_skipped"] > 14_900
+    assert methods["step"] < 100
+
+
 def test_an_answer_sees_no_call_before_it_has_replied_to_the_last(box: Sandbox) -> None:
     peeks = """
 import gc, sys
@@ -150,6 +183,16 @@ ROWS: dict[str, tuple[str, str, Any]] = {
         "class Solution:\n    def f(self, head: Optional[ListNode]): return head.next",
         "class Solution:\n    def f(self, head: Optional[ListNode]): return head",
         {"fn_name": "f", "inputs": ["[1,2,3]"], "outputs": ["[2,3]"]},
+    ),
+    "no nodes": (
+        "class Solution:\n    def f(self, head: Optional[ListNode]) -> Optional[ListNode]: return head",
+        "class Solution:\n    def f(self, head: Optional[ListNode]) -> Optional[ListNode]: return ListNode(1)",
+        {"fn_name": "f", "inputs": ["[]"], "outputs": ["[]"]},
+    ),
+    "a list of linked lists": (
+        "class Solution:\n    def f(self, a: List[Optional[ListNode]]): return [n.val for n in a if n]",
+        "class Solution:\n    def f(self, a: List[Optional[ListNode]]): return [n.val for n in a]",
+        {"fn_name": "f", "inputs": ["[[1,2],[3]]", "[]", "[[]]"], "outputs": ["[1,3]", "[]", "[]"]},
     ),
     "trees": (
         "class Solution:\n    def f(self, root: TreeNode): root.left, root.right = root.right, root.left; return root",

@@ -111,6 +111,20 @@ def test_an_interpreter_ends_properly(sandbox: LocalSandbox) -> None:
     assert result.exit_code == 1
 
 
+def test_an_output_of_the_scripts_own_is_flushed_while_its_globals_are_there(sandbox: LocalSandbox) -> None:
+    source = """
+import io, os, sys
+class Fast(io.IOBase):
+    def __init__(self): self.parts = []
+    def write(self, text): self.parts.append(text.encode())
+    def flush(self): os.write(1, b"".join(self.parts)); self.parts.clear()
+sys.stdout = Fast()
+print(6)
+"""
+    result = run(sandbox, source)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, b"6\n", b"")
+
+
 def test_a_broken_standard_output_is_exit_code_120(sandbox: LocalSandbox) -> None:
     assert run(sandbox, "import os\nprint('x')\nos.close(1)").exit_code == 120
 

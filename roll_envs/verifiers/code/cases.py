@@ -52,6 +52,8 @@ class Plan:
 
     prefix: str = ""
     """Code that is put before the candidate's code."""
+    helpers: str = ""
+    """The prefix, or the prompt of a row of HumanEval: where tests with an entry point take their functions from."""
     entry_point: str = ""
     """Name of the function that ``check(candidate)`` is called with."""
     asserts: tuple[str, ...] = ()
@@ -111,10 +113,12 @@ def _read(reference: Any, from_json: bool) -> Plan:
     if not isinstance(reference, Mapping):
         raise Unusable(f"the reference must be test code or a mapping with tests, not {str(reference)[:100]!r}")
     plan = _read_tests(reference, from_json)
+    entry, prefix, prompt = _text(reference, "entry_point"), _text(reference, "prefix"), reference.get("prompt")
     return replace(
         plan,
-        prefix=_text(reference, "prefix") or plan.prefix,
-        entry_point=_text(reference, "entry_point") or plan.entry_point,
+        prefix=prefix or plan.prefix,
+        helpers=(prefix or (prompt if isinstance(prompt, str) else "")) if entry else "",
+        entry_point=entry or plan.entry_point,
         checker=_text(reference, "checker") or _text(reference, "generated_checker") or plan.checker,
     )
 
@@ -199,9 +203,7 @@ def _cases(items: Sequence[Any], row: Mapping[Any, Any], from_json: bool) -> Pla
 
 def _function_of(row: Mapping[Any, Any]) -> str:
     metadata = row.get("metadata")
-    if isinstance(metadata, str):
-        with contextlib.suppress(ValueError):
-            metadata = json.loads(metadata)
+    metadata = _parsed(metadata) if isinstance(metadata, str) else metadata
     named = metadata.get("func_name") if isinstance(metadata, Mapping) else None
     return _text(row, "fn_name") or (named if isinstance(named, str) else "") or _text(row, "entry_point")
 

@@ -81,11 +81,6 @@ class Jail:
             raise JailEnded(*_ending(result), self.wall_s, self.memory_mb)
         return result.stdout[start + len(mark) : end], result.stdout[max(0, start - _PRINTED) : start]
 
-    @property
-    def usable(self) -> bool:
-        """Whether it has not ended, as far as is known."""
-        return self._session is not None
-
     def close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
@@ -123,11 +118,10 @@ def _sources(modules: tuple[str, ...]) -> str:
 
 
 def _ending(result: RunResult) -> tuple[str, str]:
-    if result.status in ("timeout", "memory", "output"):
-        limit = {"timeout": "time", "memory": "memory"}.get(result.status, "output")
-        return result.status, f"over the limit of {limit}"
-    if result.stdout_dropped:
-        return "output", "over the limit of output"
+    limits = {"timeout": "time", "memory": "memory", "output": "output"}
+    status = "output" if result.stdout_dropped and result.status not in limits else result.status
+    if status in limits:
+        return status, f"over the limit of {limits[status]}"
     return "exit", "the code ended its process instead of answering"
 
 
@@ -174,18 +168,17 @@ class Testing:
 
     def control(self, plan: dict[str, Any]) -> dict[str, Any]:
         """The same tests with an answer whose values allow everything."""
-        self._until = max(self._until, time.monotonic() + self.most_s)
         return self._converse(self.tests, plan, ", control=True")
 
     def beside(self, source: str, plan: dict[str, Any]) -> dict[str, Any]:
         """The same tests in the answer's jail."""
-        self._until = max(self._until, time.monotonic() + self.most_s)
         return self._converse(self.answers, plan, f", answer={source!r}")
 
     def _converse(
         self, sandbox: Sandbox, plan: dict[str, Any], how: str, meanwhile: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """``meanwhile`` is called when the jail of the tests is there."""
+        self._until = max(self._until, time.monotonic() + self.most_s) if how else self._until
         keep = self.keep and sandbox is self.tests
         given = f"{plan!r}{how}"
         waiting = _take_idle() if keep else None
@@ -290,7 +283,7 @@ _idle: list[tuple[int, Jail]] = []
 def _take_idle() -> Jail | None:
     while _idle:
         owner, jail = _idle.pop()
-        if owner == os.getpid() and jail.usable:
+        if owner == os.getpid():
             return jail
     return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import inspect
 import re
 import sysconfig
 import threading
@@ -19,8 +20,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from roll_envs.errors import ConfigError, RollError, check_number, check_one_of
-from roll_envs.sandbox import COMPILED, LANGUAGES, Language, Limits, Program, Sandbox, explained, make_sandbox
+from roll_envs.sandbox import (
+    COMPILED,
+    LANGUAGES,
+    Language,
+    Limits,
+    Program,
+    RunResult,
+    Sandbox,
+    explained,
+    make_sandbox,
+)
 from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
+from roll_envs.verifiers.code.inside import preamble
 from roll_envs.verifiers.code.inside.values import encode
 from roll_envs.verifiers.code.outputs import accepts, same_output
 from roll_envs.verifiers.code.session import JailEnded, Testing, close_idle
@@ -29,6 +41,8 @@ from roll_envs.verifiers.types import Failed, Score, Verdict
 
 _SHOWN = 3
 _SIDE_BY_SIDE = 4
+_UNKNOWN = re.compile(rb"NameError: name '([A-Za-z]+)' is not defined")
+_FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _MISSING = re.compile(r"No module named '(\w+)")
 _LIBRARIES = frozenset("numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests".split())
 """What programs may take for installed: one that lacks another module is wrong."""
@@ -110,7 +124,7 @@ class CodeVerifier:
     def cases(self, source: str, plan: Plan) -> list[CaseResult]:
         """The result of each test of a program. Raises :class:`Unusable` for tests that are at fault or that only their
         own jail beside the program could run, and what the sandbox raises."""
-        source = f"{plan.prefix}\n{source}" if plan.prefix else source
+        source = _behind(plan.prefix, source) if plan.prefix else source
         if len(source) > _MAX_SOURCE:
             detail = f"the code has {len(source)} characters; at most {_MAX_SOURCE} are judged"
             return [CaseResult(name="test 1", status="compile", detail=detail)]
@@ -122,18 +136,14 @@ class CodeVerifier:
 
     def _check_libraries(self, source: str, cases: Sequence[CaseResult]) -> None:
         """Raises :class:`Unusable` where the program failed for a usual library that its sandbox does not have."""
-        for case in cases:
-            missing = _MISSING.search(case.detail)
-            if case.passed or self.language != "python" or missing is None or missing[1] not in _LIBRARIES:
-                continue
+        said = "\n".join(case.detail for case in cases if not case.passed and self.language == "python")
+        for name in sorted(_LIBRARIES.intersection(_MISSING.findall(said))):
+            look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is not None)"
             # The program can say so of any module: one that it does not import, or that is there, is not missing.
-            if not re.search(rf"^\s*(import|from)\s+{missing[1]}\b", source, re.MULTILINE):
-                continue
-            look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({missing[1]!r}) is not None)"
+            imported = re.search(rf"^[ \t]*(import|from)[ \t]+{name}\b", source, re.MULTILINE)
             sandbox = _made(self.sandbox, self.sandbox_kwargs)
-            if sandbox.run(Program(source=look), timeout_s=self.wait_s).ok:
-                raise Unusable(f"module {missing[1]!r}, which the program imports, is missing in its sandbox")
-            return
+            if imported and sandbox.run(Program(source=look), timeout_s=self.wait_s).ok:
+                raise Unusable(f"module {name!r}, which the program imports, is missing in its sandbox")
 
     def close(self) -> None:
         """Closes nothing: a given sandbox belongs to the caller, a named one is shared until the process ends."""
@@ -162,24 +172,29 @@ class CodeVerifier:
 
     def _run(self, sandbox: Sandbox, source: str, test: Run, name: str, checker: str) -> CaseResult:
         stdin = test.stdin.encode("utf-8", "surrogatepass")
-        program = Program(source=source, language=self.language, stdin=stdin)
         # wait_s is for a free slot of the sandbox, before the program's own time begins.
         timeout_s = self.wait_s + self.limits.wall_s + self.limits.compile_s
-        result = explained(sandbox.run(program, limits=self.limits, timeout_s=timeout_s))
+
+        def run(source: str) -> RunResult:
+            program = Program(source=source, language=self.language, stdin=stdin)
+            return explained(sandbox.run(program, limits=self.limits, timeout_s=timeout_s))
+
+        result = run(source)
+        unknown = _UNKNOWN.search(result.stderr) if self.language == "python" else None
+        if unknown and hasattr(preamble, unknown[1].decode()):
+            result = run(_behind(inspect.getsource(preamble), source))
         if result.compile is not None and not result.compile.ok:
             said = result.compile.stderr[-300:].decode(errors="replace")
             ended = result.compile.status
             said = said if ended == "error" else f"the compiler went over its limit ({ended}) {said}".strip()
             return CaseResult(name=name, status="compile", detail=said)
-        status: str = result.status
-        detail = ""
+        status, detail = str(result.status), ""
         # Output of which a part is missing cannot be compared.
         if status == "ok" and result.stdout_dropped:
             status = "output"
-        elif status == "ok":
-            if not self._accepts(checker, stdin, test.output, result.stdout):
-                said = result.stdout[:800].decode(errors="replace")[:200]
-                status, detail = "wrong", f"printed {said!r}"
+        elif status == "ok" and not self._accepts(checker, stdin, test.output, result.stdout):
+            said = result.stdout[:800].decode(errors="replace")[:200]
+            status, detail = "wrong", f"printed {said!r}"
         elif status == "error":
             detail = result.stderr[-300:].decode(errors="replace").strip() or f"ended with code {result.exit_code}"
         return CaseResult(
@@ -221,10 +236,9 @@ class CodeVerifier:
             return [CaseResult(name="tests", status=ended.status, detail=said)]
         if found["fault"]:
             raise Unusable(f"{found['fault']}{_REFUSED if found['refused'] else ''}")
-        if found["doubts"] and not beside:
-            own = self._own_faults(testing, orders, found["doubts"])
-            if own:
-                raise Unusable(f"{own[0]} with any answer")
+        own = self._own_faults(testing, orders, found["doubts"]) if found["doubts"] and not beside else []
+        if own:
+            raise Unusable(f"{own[0]} with any answer")
         cases = [
             CaseResult(**{**check, "memory_mb": check["memory_mb"] or None, "inside": beside or check["inside"]})
             for check in found["checks"]
@@ -267,6 +281,11 @@ class CodeVerifier:
         return Score(value=value, passed=passed, detail="\n".join(lines), parts=parts)
 
 
+def _behind(before: str, source: str) -> str:
+    """``source`` behind other code, but for its imports of the future, which must be first."""
+    return "\n".join([*_FUTURE.findall(source), before, _FUTURE.sub("", source)])
+
+
 def _explained(cases: list[CaseResult], fault: str) -> list[CaseResult]:
     """Add the error that the candidate's code raised while it was loaded to the first failed test."""
     for i, case in enumerate(cases if fault else ()):
@@ -280,17 +299,12 @@ def _orders(plan: Plan, tolerance: float) -> dict[str, Any]:
     if plan.asserts and not any(re.search(r"\b(assert|raises|def test)", text) for text in plan.asserts):
         raise Unusable("the tests check nothing")
     calls = [
-        {
-            "function": call.function,
-            "args": _encoded(list(call.args)),
-            "kwargs": _encoded(dict(call.kwargs)),
-            "expected": _encoded(call.expected),
-            "loose": call.from_json,
-            "wrapped": call.wrapped,
-        }
+        {"function": call.function, "loose": call.from_json, "wrapped": call.wrapped, "args": _encoded(call.args)}
+        | {"kwargs": _encoded(dict(call.kwargs)), "expected": _encoded(call.expected)}
         for call in plan.calls
     ]
-    return {"asserts": list(plan.asserts), "calls": calls, "entry_point": plan.entry_point, "tolerance": tolerance}
+    tests = {"asserts": list(plan.asserts), "calls": calls, "tolerance": tolerance}
+    return tests | {"entry_point": plan.entry_point, "helpers": plan.helpers}
 
 
 def _encoded(value: Any) -> list[Any]:
@@ -312,7 +326,7 @@ def _made(sandbox: Sandbox | str, given: Mapping[str, Any] | None = None) -> San
     if isinstance(sandbox, Sandbox):
         return sandbox
     # Arguments may be lists or mappings, which cannot be keys themselves.
-    kwargs = dict(given or {})
+    kwargs = given or {}
     key = f"{sandbox}|{sorted(kwargs.items())!r}"
     with _sandboxes_lock:
         if key not in _sandboxes:
@@ -323,14 +337,10 @@ def _made(sandbox: Sandbox | str, given: Mapping[str, Any] | None = None) -> San
 def _tests_jail() -> Sandbox:
     """Where tests run by default: their code comes from the data set, so any tier that bounds time and memory does."""
     libraries = [name for name in ("numpy", "pytest") if importlib.util.find_spec(name)]
-    settings = {
-        "slots": 64,  # made when they are needed; while an answer's program runs its tests only wait
-        "python_paths": (sysconfig.get_paths()["purelib"],),
-        "preload": ("asyncio", "symtable", "unittest", "unittest.mock", *libraries),
-        "languages": ("python",),
-        "minimum_isolation": "landlock",
-    }
-    return _made("local", settings)
+    preload = ("asyncio", "symtable", "unittest", "unittest.mock", *libraries)
+    # Slots are made when they are needed; while an answer's program runs its tests only wait.
+    settings = {"slots": 64, "languages": ("python",), "minimum_isolation": "landlock", "preload": preload}
+    return _made("local", settings | {"python_paths": (sysconfig.get_paths()["purelib"],)})
 
 
 @atexit.register

@@ -16,7 +16,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _HERE = os.path.dirname(__file__)
 # Kept under names of this module: a program may replace the functions of os.
@@ -122,12 +122,17 @@ class Ending:
             code, interrupted = 1, isinstance(error, KeyboardInterrupt)
         # Its traceback would keep the script's objects alive, and their finalizers would not run.
         del error
-        for step in (self._shut_down, self._at_exit, self._forget, self._collect):
+        flushed = []
+        steps = (
+            *(self._shut_down, self._at_exit, lambda: flushed.append(self._flushed(sys.stdout, sys.stderr))),
+            *(self._forget, self._collect, lambda: flushed.append(all(flushed) and self._flushed(*self._flush))),
+        )
+        for step in steps:
             try:
                 step()
             except BaseException as trouble:
                 show(trouble)
-        if not self._flushed():
+        if not all(flushed):
             # As Python's own exit code when standard output cannot be flushed.
             code = 120
         if interrupted:
@@ -144,9 +149,10 @@ class Ending:
                 if name != "__builtins__" and name.startswith("_") == hidden and names.get(name) is not None:
                     names[name] = None
 
-    def _flushed(self) -> bool:
+    def _flushed(self, *streams: Any) -> bool:
+        """As Python: the script's own ``sys.stdout`` while its globals are there, and the first streams at the end."""
         good = True
-        for stream in dict.fromkeys((sys.stdout, sys.stderr, *self._flush)):
+        for stream in streams:
             try:
                 if stream is not None and not stream.closed:
                     stream.flush()

@@ -5,11 +5,16 @@ Everything here runs beside the answer, which can change or forge it; nothing th
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import functools
 import inspect
+import itertools
 import json
 import operator
 import os
 import queue
+import re
 import sys
 import threading
 import types
@@ -28,6 +33,7 @@ class Answer:
     def __init__(self, mark: str, source: str, identity: str) -> None:
         self._mark, self._source = mark, source
         self._kept: list[Any] = []
+        self._numbers: dict[int, int] = {}
         self._inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.space: dict[str, Any] = {}
@@ -43,10 +49,8 @@ class Answer:
     def _reply(self, identity: str) -> None:
         content = self._outbox.get()
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with contextlib.suppress(Exception):  # the answer may have closed or replaced it
                 stream.flush()
-            except Exception:  # the answer may have closed or replaced it
-                continue
         # It begins with a newline, since the answer may have printed a line without an end.
         data = ("\n" + self._mark + identity + json.dumps(content) + "\n").encode()
         while data:
@@ -63,15 +67,12 @@ class Answer:
             self._outbox.put(self._handled(json.loads(self._inbox.get())))
 
     def _load(self) -> dict[str, Any]:
-        module = types.ModuleType("answer")
-        sys.modules["answer"] = module
-        below = {
-            name: value for name, value in vars(sys.modules[ListNode.__module__]).items() if not name.startswith("__")
-        }
+        module = sys.modules["answer"] = types.ModuleType("answer")
+        known = vars(sys.modules[ListNode.__module__])
+        below = {name: value for name, value in known.items() if not name.startswith("__")}
         self.nodes = (ListNode, TreeNode)
-        builtins = vars(__import__("builtins"))
         self.space = module.__dict__
-        self.space["__builtins__"] = {**below, **builtins}
+        self.space["__builtins__"] = {**below, **vars(builtins)}
         exec(compile(self._source, "<answer>", "exec", dont_inherit=True), self.space)
         return {"value": ["n"]}
 
@@ -84,10 +85,9 @@ class Answer:
             return found
         except BaseException as error:
             kinds = [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__]
-            try:
+            text = ""
+            with contextlib.suppress(BaseException):
                 text = str(error)[:1000]
-            except BaseException:
-                text = ""
             try:
                 args = [encode(arg, self._handle) for arg in error.args[:5]]
                 state = {k: encode(v, self._handle) for k, v in list(vars(error).items())[:20]}
@@ -96,16 +96,12 @@ class Answer:
             return {"fault": {"kinds": kinds, "text": text, "args": args, "state": state}}
 
     def _do_names(self, names: list[str]) -> dict[str, Any]:
-        """Which of the names the answer has, with their values; a module goes by its name."""
-        found = {name: self._encode(self.find(name)) for name in names if self.has(name)}
+        """Which of the names the answer has, with their values."""
+        found = {}
+        for name in names:
+            with contextlib.suppress(NameError, AttributeError):
+                found[name] = self._encode(self.find(name))
         return {"names": found, "load": self._load_fault}
-
-    def has(self, name: str) -> bool:
-        try:
-            self.find(name)
-        except (NameError, AttributeError):
-            return False
-        return True
 
     def find(self, name: str) -> Any:
         """A dotted name; a function that is only a method of ``Solution`` is found there."""
@@ -126,7 +122,9 @@ class Answer:
             given = self._nodes_in(function, given)
         value = function(*given, **names)
         if lists:
-            value = self._nodes_out(value)
+            # On LeetCode nothing is the empty list of nodes.
+            kind = str(getattr(function, "__annotations__", {}).get("return"))
+            value = [] if value is None and re.search("ListNode|TreeNode", kind) else self._nodes_out(value)
         # An argument that the call changed in place goes back too.
         after = [self._again(old, new) for old, new in zip(args, given)]  # noqa: B905  node lists keep the length
         return {"value": self._encode(value), **({"after": after} if any(after) else {})}
@@ -134,29 +132,19 @@ class Answer:
     def _again(self, old: list[Any], value: Any) -> Any:
         if old[0] not in ("l", "d", "S", "Y", "Q", "C", "O", "a"):
             return None
-        try:
-            new = encode(value, self._handle)
-        except ValueError:
-            return None
+        new = self._encode(value)
         return new if new != old else None
 
     def _do_op(self, name: str, args: list[Any]) -> dict[str, Any]:
-        given = [self._decode(arg) for arg in args]
-        return {"value": self._encode(_OPERATIONS[name](*given))}
+        return {"value": self._encode(_OPERATIONS[name](*map(self._decode, args)))}
 
     def _do_take(self, target: Any, most: int) -> dict[str, Any]:
         """At most ``most`` items of an iterator, and whether it has ended."""
-        iterator, items = self._target(target), []
-        for _ in range(most):
-            try:
-                items.append(self._encode(next(iterator)))
-            except StopIteration:
-                return {"items": items, "end": True}
-        return {"items": items, "end": False}
+        items = [self._encode(item) for item in itertools.islice(self._target(target), most)]
+        return {"items": items, "end": len(items) < most}
 
     def _do_state(self, target: Any) -> dict[str, Any]:
-        value = self._target(target)
-        return {"value": self._encode(dict(vars(value)))}
+        return {"value": self._encode(dict(vars(self._target(target))))}
 
     def _target(self, target: Any) -> Any:
         return self.find(target) if isinstance(target, str) else self._kept[target]
@@ -171,21 +159,14 @@ class Answer:
         """``["o", id, facts]`` for an object that stays here."""
         if isinstance(value, _Test):
             return ["k", value.number]
-        self._kept.append(value)
+        number = self._numbers.setdefault(id(value), len(self._kept))
+        self._kept += [value] if number == len(self._kept) else []
         kind = value if isinstance(value, type) else type(value)
-        facts = {
-            "type": kind.__name__,
-            "module": str(getattr(kind, "__module__", "")),
-            "calls": callable(value),
-            "class": isinstance(value, type),
-            "awaits": inspect.iscoroutine(value),
-            "next": hasattr(kind, "__next__"),
-        }
-        if isinstance(value, types.ModuleType):
-            facts["name"] = value.__name__
+        facts = {"type": kind.__name__, "calls": callable(value), "class": isinstance(value, type)}
+        facts |= {"awaits": inspect.iscoroutine(value), "next": hasattr(kind, "__next__")}
         if isinstance(value, type) and issubclass(value, BaseException):
             facts["error"] = [[k.__module__, k.__qualname__] for k in value.__mro__]
-        return ["o", len(self._kept) - 1, facts]
+        return ["o", number, facts]
 
     def _decode(self, data: Any) -> Any:
         return decode(data, self._theirs)
@@ -204,10 +185,7 @@ class Answer:
         """Call a function of the tests: requests that it makes meanwhile are served until its result comes."""
         given, names = [self._encode(arg) for arg in args], {k: self._encode(v) for k, v in named.items()}
         self._outbox.put({"call": number, "args": given, "named": names})
-        while True:
-            message = json.loads(self._inbox.get())
-            if "do" not in message:
-                break
+        while "do" in (message := json.loads(self._inbox.get())):
             self._outbox.put(self._handled(message))
         if "fault" in message:
             kinds = {kind.__name__: kind for kind in _errors(Exception)}
@@ -216,22 +194,18 @@ class Answer:
 
     def _nodes_in(self, function: Any, args: list[Any]) -> list[Any]:
         """Lists as ListNode or TreeNode where the annotation of a parameter says so, as on LeetCode."""
-        try:
+        kinds: list[str] = []
+        with contextlib.suppress(TypeError, ValueError):
             kinds = [str(parameter.annotation) for parameter in inspect.signature(function).parameters.values()]
-        except (TypeError, ValueError):
-            return args
         return [*map(self._as_node, kinds, args), *args[len(kinds) :]]
 
     def _as_node(self, kind: str, value: Any) -> Any:
         if not isinstance(value, list):
             return value
-        if "ListNode" in kind and value and isinstance(value[0], list):
-            return [self._as_node(kind, item) for item in value]
+        if "ListNode" in kind and ("ist[" in kind or (value and isinstance(value[0], list))):
+            return [self._as_node("ListNode", item) for item in value]
         if "ListNode" in kind:
-            head = None
-            for item in reversed(value):
-                head = self._node(0)(item, head)
-            return head
+            return functools.reduce(lambda head, item: self._node(0)(item, head), reversed(value), None)
         return self._tree(value) if "TreeNode" in kind else value
 
     def _node(self, which: int) -> Any:
@@ -292,7 +266,7 @@ def _await(value: Any) -> Any:
     import asyncio  # slow to import, and rarely needed
 
     async def whole() -> Any:
-        return await value
+        return [item async for item in value] if hasattr(value, "__aiter__") else await value
 
     return asyncio.run(whole())
 

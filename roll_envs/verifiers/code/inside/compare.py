@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from roll_envs.verifiers.code.inside.proxies import Fault, Remote, facts_of
@@ -25,11 +24,9 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} too large to show"
 
 
-def readings(args: Any) -> Iterator[Any]:
+def readings(args: Any) -> list[Any]:
     integer = _with_integer_keys(args)
-    if integer != args:
-        yield integer
-    yield args
+    return [args] if integer == args else [integer, args]
 
 
 def _with_integer_keys(value: Any) -> Any:

@@ -6,6 +6,7 @@ its classes is asked about one, unless the test itself makes objects of that cla
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import types
@@ -36,29 +37,28 @@ class Link:
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
-        self.asked = 0
-        self.inside = 0
-        self.untouched = True
+        self.asked = self.inside = 0
+        self.untouched, self._over = True, False
         self.load_fault = ""
         self.time_s, self.memory_mb = 0.0, 0.0
         self.classes: set[str] = set()
         self._functions: list[Any] = []
+        self._objects: dict[int, Remote] = {}
         self._errors: dict[tuple[str, str], type[BaseException]] = {}
 
     def ask(self, do: str, *arguments: Any) -> dict[str, Any]:
         """Raises :class:`Fault`, and what the answer raised, as an exception of this jail."""
         message = {"do": do, "with": arguments}
-        while True:
-            self.asked += do != "names"
-            reply = self._exchange(message)
-            if "call" not in reply:
-                break
+        self.asked += do != "names"
+        while "call" in (reply := self._exchange(message)):
             message = self._called_back(reply)
         if "fault" in reply:
             self._raise(reply["fault"])
         return reply
 
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self._over:  # each exchange would take time that is over
+            raise Fault("skipped", "the time for all tests was over")
         self._channel.put({"ask": message})
         return self._read(self._channel.get())
 
@@ -70,12 +70,12 @@ class Link:
         self.memory_mb = max(self.memory_mb, facts["memory_mb"])
         if facts["printed"]:
             sys.stdout.write(facts["printed"])
+        self._over = facts["status"] == "skipped"
         if facts["status"]:
             raise Fault(facts["status"], facts["text"])
-        try:
+        reply = None
+        with contextlib.suppress(ValueError, RecursionError):
             reply = json.loads(line)
-        except (ValueError, RecursionError):
-            reply = None
         if not isinstance(reply, dict):
             raise Fault("error", "a reply in no known form")
         return reply
@@ -107,10 +107,7 @@ class Link:
         return self.decode(self.ask("op", name, [self.encode(arg) for arg in args]).get("value"))
 
     def encode(self, value: Any) -> list[Any]:
-        try:
-            return encode(value, self._handle)
-        except ValueError as error:
-            raise Unusable(str(error)) from None
+        return encode(value, self._handle)
 
     def _handle(self, value: Any) -> list[Any]:
         if isinstance(value, Remote):
@@ -129,8 +126,6 @@ class Link:
         """The value of a reply. Raises :class:`Fault` for a forged one."""
         try:
             return decode(data, self._object)
-        except Fault:
-            raise
         except Exception as error:
             raise Fault("error", f"a reply that is no value ({type(error).__name__})") from None
 
@@ -140,7 +135,7 @@ class Link:
             return self._functions[number]
         if tag != "o" or not isinstance(number, int) or not isinstance(facts[0], dict):
             raise ValueError("not a value in the agreed form")
-        found = Remote(self, number, facts[0])
+        found = self._objects.setdefault(number, Remote(self, number, facts[0]))  # ``is`` holds for it, as there
         return self._awaited(found) if facts[0].get("awaits") else found
 
     async def _awaited(self, coroutine: Remote) -> Any:
@@ -149,10 +144,9 @@ class Link:
 
     def names(self, names: list[str]) -> dict[str, Any]:
         """Which of the names the answer defines, with what :meth:`name` takes."""
-        try:
+        reply: dict[str, Any] = {}
+        with contextlib.suppress(Fault):  # it will come again with each use
             reply = self.ask("names", names)
-        except Fault:  # it will come again with each use
-            return {}
         self.load_fault = str(reply.get("load", ""))[:300]
         found = reply.get("names")
         return found if isinstance(found, dict) else {}
@@ -219,9 +213,8 @@ class Remote:
     _target: Any
 
     def __init__(self, link: Link, target: Any, facts: dict[str, Any]) -> None:
-        object.__setattr__(self, "_link", link)
-        object.__setattr__(self, "_target", target)
-        object.__setattr__(self, "_facts", facts)
+        for name, value in (("_link", link), ("_target", target), ("_facts", facts)):
+            object.__setattr__(self, name, value)
 
     def __getattribute__(self, name: str) -> Any:
         facts = facts_of(self)
@@ -254,6 +247,10 @@ class Remote:
             count += len(items)
             if reply.get("end") or not items:
                 return
+
+    async def __aiter__(self) -> Any:
+        for item in link_of(self).operate("await", self):
+            yield item
 
     def __contains__(self, item: Any) -> bool:
         if _may_ask(self, item):
@@ -295,13 +292,10 @@ def _equal(one: Remote, other: Any) -> bool:
     if not _may_ask(one, other) or link.operate("eq", one, other) is not True:
         return False
     if isinstance(other, Remote):
-        states = []
-        for each in (one, other):
-            try:
-                states.append(link.decode(link.ask("state", target_of(each)).get("value")))
-            except (TypeError, AttributeError):
-                states.append(None)
-        if all(_is_plain(state) for state in states) and states[0] != states[1]:
+        states: list[Any] = [None, None]
+        with contextlib.suppress(TypeError, AttributeError):
+            states = [link.decode(link.ask("state", target_of(each)).get("value")) for each in (one, other)]
+        if all(map(_is_plain, states)) and states[0] != states[1]:
             return False
     link.inside += 1
     return True
@@ -339,9 +333,8 @@ def _define_plain(method: str, name: str, kind: type | None = None) -> None:
 for _name in ("lt", "le", "gt", "ge"):
     _define(f"__{_name}__", _name, compares=True)
 for _name in "add sub mul truediv floordiv mod pow lshift rshift and_ or_ xor matmul divmod".split():
-    _plain_name = _name.rstrip("_")
-    _define(f"__{_plain_name}__", _name)
-    _define(f"__r{_plain_name}__", _name, reflected=True)
+    _define(f"__{_name.rstrip('_')}__", _name)
+    _define(f"__r{_name.rstrip('_')}__", _name, reflected=True)
 for _name in "neg pos abs invert getitem setitem delitem round reversed setattr delattr format dir next enter".split():
     _define_plain(f"__{_name}__", _name)
 for _kind in (int, float, str, bool, bytes, complex):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
+import pathlib
 import types
 import unittest
 from collections.abc import Callable
@@ -94,12 +95,14 @@ def _by_pytest(module: types.ModuleType, outcome: Outcome) -> None:
             elif call.when == "call" and call.excinfo is None:
                 outcome(item.name, None)
 
-        def pytest_collectreport(self, report: Any) -> None:
-            if report.failed:
-                raise RuntimeError(f"pytest cannot collect the tests: {str(report.longrepr)[-300:]}")
+        def pytest_internalerror(self, excinfo: Any) -> None:
+            raise excinfo.value  # perhaps of the answer, whose objects pytest looks at while it collects
 
-    with open("tests_of_row.py", "w") as file:
-        file.write("")
+        def pytest_exception_interact(self, call: Any, report: Any) -> None:
+            if report.when == "collect":
+                raise call.excinfo.value
+
+    pathlib.Path("tests_of_row.py").touch()
     options = "-q -s -p no:cacheprovider -p no:faulthandler --assert=plain"
     said = pytest.main([*options.split(), "--rootdir=.", "-c", "/dev/null", "tests_of_row.py"], plugins=[Plugin()])
     if said not in (0, 1):

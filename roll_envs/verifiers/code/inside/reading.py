@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import symtable
 import sys
@@ -74,9 +75,10 @@ class Code(NamedTuple):
 
 
 @functools.lru_cache(32)  # a row is often judged with several answers, one after the other
-def prepared(texts: tuple[str, ...], entry: str) -> Code:
-    """Read test code. Raises :class:`OwnFault` for code that cannot be compiled."""
-    body: list[ast.stmt] = []
+def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
+    """Read test code, with the functions of ``helpers`` that it may call. Raises :class:`OwnFault` for code that cannot
+    be compiled."""
+    body = _helpers(helpers, entry)
     for text in texts:
         try:
             body += ast.parse(text).body
@@ -104,9 +106,24 @@ def prepared(texts: tuple[str, ...], entry: str) -> Code:
     return Code(code, imported, frozenset(wanted - libraries), frozenset(libraries), tested, harmless, shares)
 
 
+def _helpers(text: str, entry: str) -> list[ast.stmt]:
+    """What stands before the answer's code and is no part of it, lest the answer define it anew for the tests.
+
+    Only of functions and imports: objects of classes are the answer's.
+    """
+    found: list[ast.stmt] = []
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        found = [n for n in ast.parse(text).body if not (isinstance(n, ast.FunctionDef) and _to_complete(n, entry))]
+    kinds = {type(node) for node in found}
+    return found if ast.FunctionDef in kinds and kinds <= {ast.FunctionDef, ast.Import, ast.ImportFrom} else []
+
+
+def _to_complete(node: ast.FunctionDef, entry: str) -> bool:
+    return node.name == entry or all(isinstance(each, (ast.Expr, ast.Pass, ast.Raise)) for each in node.body)
+
+
 def _name_of(node: ast.AST) -> str:
-    found = getattr(node, {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg"}.get(type(node), ""), "")
-    return str(found)
+    return str(getattr(node, {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg"}.get(type(node), ""), ""))
 
 
 def take_imports(tree: ast.Module) -> dict[str, str]:
@@ -149,13 +166,11 @@ def free_names(code: str, bound: set[str]) -> set[str]:
 
 
 def _innermost(tree: ast.AST, names: set[str]) -> set[str]:
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-            inner = [n for part in [*node.args, *node.keywords] for n in ast.walk(part) if isinstance(n, ast.Call)]
-            if not inner:
-                found.add(node.func.id)
-    return found
+    def inner(call: ast.Call) -> bool:
+        return any(isinstance(n, ast.Call) for part in [*call.args, *call.keywords] for n in ast.walk(part))
+
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and not inner(n)]
+    return {n.func.id for n in calls if isinstance(n.func, ast.Name)} & names
 
 
 def modules_of(tree: ast.AST) -> set[str]:
@@ -206,8 +221,13 @@ class Checks(ast.NodeTransformer):
         if isinstance(node, (ast.For, ast.While, ast.If)) and not _jumps(node):
             node.body, node.orelse = self._units(node.body), self._units(node.orelse)
             return [self._wrapped(node, counts=False)]
-        counts = isinstance(node, ast.Assert) or (
-            isinstance(node, (ast.With, ast.Try)) and any(isinstance(n, (ast.Assert, ast.With)) for n in ast.walk(node))
+        counts = (
+            isinstance(node, ast.Assert)
+            or _asserts(node)
+            or (
+                isinstance(node, (ast.With, ast.Try))
+                and any(isinstance(n, (ast.Assert, ast.With)) for n in ast.walk(node))
+            )
         )
         if isinstance(node, (ast.Import, ast.ImportFrom, ast.Return, ast.Break, ast.Continue, ast.Global, ast.Pass)):
             return [_call("at"), node]
@@ -231,11 +251,13 @@ class Checks(ast.NodeTransformer):
         return [_call("at"), node, _call("hard")]
 
     def visit_Expr(self, node: ast.Expr) -> Any:
-        # A method such as assertEqual, or a library's assert_allclose.
-        named = isinstance(node.value, ast.Call) and ast.unparse(node.value.func).rpartition(".")[2].startswith(
-            "assert"
-        )
-        return [_call("at"), node, *([_call("hard")] if named else [])]
+        return [_call("at"), node, *([_call("hard")] if _asserts(node) else [])]
+
+
+def _asserts(node: ast.stmt) -> bool:
+    """Whether it calls a method such as assertEqual, or a library's assert_allclose."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2].startswith("assert")
 
 
 def _call(method: str) -> ast.stmt:

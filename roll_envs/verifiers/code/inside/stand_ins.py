@@ -48,10 +48,11 @@ class Control:
         if name[:1].isupper():  # a class, perhaps of an exception
             return _Whatever(name, (Exception,), vars(type(self.anything)) | {"_control": self})
         # A function, or a plain value.
-        return type("Named", (type(self.anything),), {"__call__": lambda _, *args, **named: self.call()})()
+        return type("Named", (type(self.anything),), {"__call__": lambda _, *given, **named: self.call(given, named)})()
 
-    def call(self, *args: Any, **named: Any) -> Any:
+    def call(self, *given: Any, **_: Any) -> Any:
         self.asked += 1
+        encode(given, lambda value: ["n"])  # raises for arguments that are too large with any answer
         return self.anything
 
 
@@ -126,8 +127,8 @@ def _anything(control: Control) -> Any:
 def is_simple(plan: dict[str, Any]) -> bool:
     """Whether the tests can be run twice in one process."""
     if plan["calls"]:
-        return all(not call["loose"] or len(list(readings(plain_value(call["args"])))) == 1 for call in plan["calls"])
-    return prepared(tuple(plan["asserts"]), plan["entry_point"]).harmless
+        return all(not call["loose"] or len(readings(plain_value(call["args"]))) == 1 for call in plan["calls"])
+    return prepared(tuple(plan["asserts"]), plan["entry_point"], plan["helpers"]).harmless
 
 
 class Diverged(BaseException):

@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -164,6 +165,10 @@ class Tests:
             self._note("tests", error.status, str(error))
         except (Unusable, OwnFault) as error:
             fault, refused = str(error)[:300], isinstance(error, Unusable)
+            if len(self.checks) >= _MOST_CHECKS:  # was it the answer that gave so much to check?
+                self._doubts.append(fault)
+                self.checks[-1] |= {"status": "output", "detail": fault}
+                fault = ""
         except Diverged:
             raise
         except BaseException as error:
@@ -181,9 +186,8 @@ class Tests:
         self._counted = self._hard
         if len(self.checks) >= _MOST_CHECKS:
             raise OwnFault(f"the tests make more than {_MOST_CHECKS} checks")
-        bad = status != "ok" and len(self.checks) < _MOST_CHECKS
         entry = {"name": f"test {len(self.checks) + 1}, {name[:80]}" if name else f"test {len(self.checks) + 1}"}
-        entry |= {"status": status, "detail": detail[:300] if bad else "", "inside": bool(self.link.inside)}  # type: ignore[dict-item]
+        entry |= {"status": status, "detail": detail[:300], "inside": bool(self.link.inside)}  # type: ignore[dict-item]
         entry |= {"time_s": self.link.time_s, "memory_mb": self.link.memory_mb}
         self.checks.append(entry)
         self.link.time_s = self.link.memory_mb = self.link.inside = 0
@@ -201,8 +205,7 @@ class Tests:
         outcomes = sys.modules.get("_pytest.outcomes")
         failed = isinstance(error, (AssertionError, *([outcomes.OutcomeException] if outcomes else [])))
         if failed and not answers:
-            text = str(error)
-            self._note(name, "wrong", text)
+            self._note(name, "wrong", str(error))
             return
         if not answers and not self.link.asked:
             raise OwnFault(f"{name}: {type(error).__name__}: {error}"[:300])
@@ -215,28 +218,25 @@ class Tests:
             args, named = plain_value(call["args"]), plain_value(call["kwargs"])
             wanted, loose = plain_value(call["expected"]), call["loose"]
             tolerance = self._plan["tolerance"]
-            good, detail = False, ""
+            status, detail = "wrong", ""
             try:
                 # JSON has no integer keys: a mapping of the row may stand for one with them.
                 for each in readings(args) if loose else [args]:
-                    detail = ""
                     said = self.link.call(call["function"], each, named, lists=loose)
-                    good = expected(said, wanted, tolerance, loose, call["wrapped"])
-                    if good:
+                    if expected(said, wanted, tolerance, loose, call["wrapped"]):
+                        status, detail = "ok", ""
                         break
                     detail = f"returned {shown(said)}"
             except Exception as error:
                 if isinstance(error, MemoryError) or not is_from_answer(error):
                     raise
-                self._note("", "error", f"{type(error).__name__}: {shown(error)}")
-                continue
+                status, detail = "error", f"{type(error).__name__}: {shown(error)}"
             except Fault as error:
-                self._note("", error.status, str(error))
-                continue
-            self._note("", "ok" if good else "wrong", detail)
+                status, detail = error.status, str(error)
+            self._note("", status, detail)
 
     def _code(self) -> None:
-        code = prepared(tuple(self._plan["asserts"]), self._plan["entry_point"])
+        code = prepared(tuple(self._plan["asserts"]), self._plan["entry_point"], self._plan["helpers"])
         module = types.ModuleType("tests")
         sys.modules["tests"] = module
         space = module.__dict__
@@ -257,17 +257,31 @@ class Tests:
         entry = self._plan["entry_point"]
         if entry:
             space["candidate"] = space.get(entry, vars(builtins).get(entry))
+        if not isinstance(self.link, Beside):
+            space.update({each.__name__: self._only_own(each) for each in (eval, exec) if each.__name__ not in space})
+        if any("allclose" in text for text in self._plan["asserts"]):
+            with contextlib.suppress(ImportError):
+                _close_as_tests_mean()
         space["__judge__"] = self
         exec(code.code, space)
         if code.tested:
             run_tests(module, self.outcome)
 
+    def _only_own(self, run: Any) -> Any:
+        """``eval`` or ``exec`` that refuses text of the answer: arithmetic and what the tests spell out are run."""
+
+        def guarded(text: Any, *spaces: Any) -> Any:
+            named = not isinstance(text, str) or re.search(r"[^\W\d]", text)
+            if self.link.asked and named and not any(text in each for each in self._plan["asserts"]):
+                raise Unusable("the tests run text that the answer may have made")
+            frame = sys._getframe(1)
+            return run(text, *(spaces or (frame.f_globals, frame.f_locals)))
+
+        return guarded
+
     def outcome(self, name: str, error: BaseException | None) -> None:
         """A test function or method has ended, by ``error`` if one is given."""
-        if error is None:
-            self._note(name, "ok")
-        else:
-            self._failed(name, error)
+        self._note(name, "ok") if error is None else self._failed(name, error)
 
     # Called by the instrumented code. ``hard`` counts asserts in functions and blocks of the tests.
 
@@ -289,6 +303,19 @@ class Tests:
         error = sys.exc_info()[1]
         assert error is not None
         self._failed(name, error)
+
+
+def _close_as_tests_mean() -> None:
+    """For numpy an empty array is close to any number, to which it is stretched; a test means no such answer."""
+    numpy: Any = importlib.import_module("numpy")
+    real = numpy.allclose
+
+    def allclose(said: Any, wanted: Any, *rest: Any, **named: Any) -> bool:
+        said, wanted = numpy.asanyarray(said), numpy.asanyarray(wanted)
+        return (not said.size) == (not wanted.size) and bool(real(said, wanted, *rest, **named))
+
+    if real.__module__ != __name__:
+        numpy.allclose = allclose
 
 
 class _Module:

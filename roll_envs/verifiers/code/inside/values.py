@@ -47,6 +47,9 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
             return [tag, items(_COLLECTIONS[tag].__iter__(value))]
     if kind is collections.deque:
         return ["Q", items(value)]
+    for name, view in _VIEWS.items():
+        if kind is type(view({})):
+            return ["v", name, encode(dict(value.mapping), handle, depth + 1, left)]
     if kind is slice:
         return ["sl", *items((value.start, value.stop, value.step))]
     for form in _FORMS:
@@ -87,6 +90,8 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
         if not str(name).isidentifier() or keyword.iskeyword(name) or not isinstance(fields, list) or len(fields) > 100:
             raise ValueError("not a named tuple")
         return collections.namedtuple(name, fields)(*items(values))
+    if tag == "v":
+        return _VIEWS[rest[0]](decode(rest[1], handle, depth + 1))
     if tag == "sl":
         return slice(*items(rest))
     if tag in ("a", "a0"):
@@ -147,6 +152,7 @@ _READERS["g"] = lambda name: BUILT_IN[name]
 _COLLECTIONS: dict[str, Any] = {
     "l": list, "t": tuple, "S": set, "F": frozenset, "Q": collections.deque,
 }  # fmt: skip
+_VIEWS: dict[str, Callable[..., Any]] = {name: getattr(dict, name) for name in ("keys", "values", "items")}
 _MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
     "d": dict, "C": collections.Counter, "O": collections.OrderedDict,
 }  # fmt: skip
