@@ -224,7 +224,7 @@ FENCE_WORDS = {
     "rust": ("rust", "rs"),
     "typescript": ("typescript", "ts"),
 }
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(`{3,}+|~{3,}+)([^\n`]*)$", re.MULTILINE)
 
 
 class Fence(NamedTuple):
@@ -240,18 +240,22 @@ class Fence(NamedTuple):
 def fences(text: str) -> tuple[list[Fence], str]:
     """The fences of a text, in order, and what stands outside of them."""
     found: list[Fence] = []
-    outside, at = "", 0
+    outside: list[str] = []
+    at = 0
     opened: re.Match[str] | None = None
     for mark in _FENCE.finditer(text):
         if opened is None:
-            opened, outside = mark, outside + text[at : mark.start()]
+            opened = mark
+            outside.append(text[at : mark.start()])
         # As in CommonMark, a closing fence is of the same sign, at least as long as the opening one, and has no name.
         elif mark[1].startswith(opened[1]) and not mark[2].strip():
             found.append(Fence(_name_of(opened), text[opened.end() + 1 : mark.start()], True))
             opened, at = None, mark.end()
     if opened is None:
-        return found, outside + text[at:]
-    return [*found, Fence(_name_of(opened), text[opened.end() + 1 :], False)], outside
+        outside.append(text[at:])
+    else:
+        found.append(Fence(_name_of(opened), text[opened.end() + 1 :], False))
+    return found, "".join(outside)
 
 
 def _name_of(fence: re.Match[str]) -> str:
