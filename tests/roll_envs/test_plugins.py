@@ -75,7 +75,8 @@ def test_check_all_reports_a_broken_package_and_checks_the_others(tmp_path: Path
     }  # fmt: skip
     install(tmp_path, "bad-game", points, modules)
     arguments = ["check", "--all", "--rules", "floor", "--seeds", "1", "--json"]
-    alone = "import sys; sys.modules |= dict.fromkeys(('reasoning_gym', 'textarena')); "  # their ids would be checked
+    others = ("reasoning_gym", "textarena", "gem", "textworld", "scienceworld")  # their ids would be checked
+    alone = f"import sys; sys.modules |= dict.fromkeys({others}); "
     said = run_python(f"{alone}from roll_envs.cli import main; sys.exit(main({arguments}))", tmp_path, fails=True)
     reports = {report["id"]: report for report in json.loads(said)}
     bad = {name: report["results"][0]["detail"] for name, report in reports.items() if not report["ok"]}

@@ -14,7 +14,7 @@ import pytest
 
 import roll_envs
 from roll_envs import ConfigError, EnvironmentFaultError, MissingExtraError
-from roll_envs.providers import gem
+from roll_envs.providers import gem, words
 from roll_envs.providers.gem import GEMEnv
 from roll_envs.testing import check_env
 
@@ -122,7 +122,11 @@ def test_a_game_that_fails_pays_nothing() -> None:
         (TypeError("unexpected keyword"), r"refuses the config {'high': 2}: unexpected keyword"),
     ],
 )
-def test_what_cannot_be_made_says_why(package: types.SimpleNamespace, error: Exception, said: str) -> None:
+def test_what_cannot_be_made_says_why(
+    package: types.SimpleNamespace, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "_PACKAGES", ("no_such_package_of_words",))
+
     def make(game: str, **config: Any) -> Any:
         raise error
 

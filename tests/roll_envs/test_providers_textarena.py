@@ -13,7 +13,7 @@ import pytest
 
 import roll_envs
 from roll_envs import ConfigError, EnvironmentFaultError, MissingExtraError
-from roll_envs.providers import textarena
+from roll_envs.providers import textarena, words
 from roll_envs.providers.textarena import TextArenaEnv
 from roll_envs.testing import check_env
 
@@ -167,7 +167,11 @@ def test_a_reward_and_its_reason_the_other_way_round_are_put_right() -> None:
         (TypeError("unexpected keyword"), r"refuses the config {'high': 2}: unexpected keyword"),
     ],
 )
-def test_what_cannot_be_made_says_why(package: types.SimpleNamespace, error: Exception, said: str) -> None:
+def test_what_cannot_be_made_says_why(
+    package: types.SimpleNamespace, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "_PACKAGES", ("no_such_package_of_words",))
+
     def make(game: str, **config: Any) -> Any:
         raise error
 
