@@ -46,8 +46,8 @@ def seeds_differ(subject: Subject) -> str:
     for seed in _seeds_begun():
         near.add(json.dumps(plain(list(begin(env, seed=seed)))))
         far.add(json.dumps(plain(list(begin(env, seed=_APART * seed)))))
-    need(2 * len(near) > len(far), f"{seed + 1} seeds in a row begin {len(near)} different episodes, others {len(far)}; "
-                                   "use the whole seed")  # fmt: skip
+    seen = f"{seed + 1} seeds in a row begin {len(near)} different episodes, others {len(far)}"
+    need(2 * len(near) > len(far), f"{seen}; use the whole seed")
     same = same and bool(near - {first})  # what differs may be hidden at the start
     need(not same, f"{_STARTS} resets without a seed begin the same episode; draw it by episode_seed, or from "
                    "self.np_random")  # fmt: skip
