@@ -73,6 +73,27 @@ def test_a_fault_of_the_tests_is_named_and_no_score(box: Sandbox, tests: str, wo
     assert words in found.reason
 
 
+def test_objects_are_not_equal_where_only_one_of_them_has_attributes(box: Sandbox) -> None:
+    answer = """
+class Any:
+    def __init__(self): self.a = 1
+    def __eq__(self, other): return True
+class Bare:
+    __slots__ = ()
+    def __eq__(self, other): return True
+def f(x): return Any() if x else Bare()
+"""
+    assert verdict(box, answer, "assert f(1) == f(0)").value == 0
+
+
+def test_code_that_is_no_text_is_refused_by_name(box: Sandbox) -> None:
+    found = verdict(
+        box, "def f(x): return x", "assert f(1) == 1\nexec(compile('y = f(2)', 'row', 'exec'))\nassert y == 2"
+    )
+    assert isinstance(found, Failed)
+    assert "text that the answer may have made" in found.reason
+
+
 @pytest.mark.parametrize("text", ["len('abcd')", "__judge__.checks.clear()", "4 if f else 0"])
 def test_no_text_of_the_answer_is_run_beside_the_tests(box: Sandbox, text: str) -> None:
     found = verdict(box, f"def f(x): return {text!r}", "assert f(0)\nassert eval(f(2)) == 4")

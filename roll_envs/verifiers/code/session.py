@@ -168,17 +168,18 @@ class Testing:
 
     def control(self, plan: dict[str, Any]) -> dict[str, Any]:
         """The same tests with an answer whose values allow everything."""
+        self._until = max(self._until, time.monotonic() + self.most_s)
         return self._converse(self.tests, plan, ", control=True")
 
     def beside(self, source: str, plan: dict[str, Any]) -> dict[str, Any]:
         """The same tests in the answer's jail."""
+        self._until = max(self._until, time.monotonic() + self.most_s)
         return self._converse(self.answers, plan, f", answer={source!r}")
 
     def _converse(
         self, sandbox: Sandbox, plan: dict[str, Any], how: str, meanwhile: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """``meanwhile`` is called when the jail of the tests is there."""
-        self._until = max(self._until, time.monotonic() + self.most_s) if how else self._until
         keep = self.keep and sandbox is self.tests
         given = f"{plan!r}{how}"
         waiting = _take_idle() if keep else None

@@ -299,12 +299,23 @@ def _orders(plan: Plan, tolerance: float) -> dict[str, Any]:
     if plan.asserts and not any(re.search(r"\b(assert|raises|def test)", text) for text in plan.asserts):
         raise Unusable("the tests check nothing")
     calls = [
-        {"function": call.function, "loose": call.from_json, "wrapped": call.wrapped, "args": _encoded(call.args)}
-        | {"kwargs": _encoded(dict(call.kwargs)), "expected": _encoded(call.expected)}
+        {
+            "function": call.function,
+            "args": _encoded(list(call.args)),
+            "kwargs": _encoded(dict(call.kwargs)),
+            "expected": _encoded(call.expected),
+            "loose": call.from_json,
+            "wrapped": call.wrapped,
+        }
         for call in plan.calls
     ]
-    tests = {"asserts": list(plan.asserts), "calls": calls, "tolerance": tolerance}
-    return tests | {"entry_point": plan.entry_point, "helpers": plan.helpers}
+    return {
+        "asserts": list(plan.asserts),
+        "calls": calls,
+        "entry_point": plan.entry_point,
+        "helpers": plan.helpers,
+        "tolerance": tolerance,
+    }
 
 
 def _encoded(value: Any) -> list[Any]:

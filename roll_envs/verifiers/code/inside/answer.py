@@ -159,14 +159,20 @@ class Answer:
         """``["o", id, facts]`` for an object that stays here."""
         if isinstance(value, _Test):
             return ["k", value.number]
-        number = self._numbers.setdefault(id(value), len(self._kept))
-        self._kept += [value] if number == len(self._kept) else []
+        if id(value) not in self._numbers:  # it is kept, so that no other object gets its id
+            self._numbers[id(value)] = len(self._kept)
+            self._kept.append(value)
         kind = value if isinstance(value, type) else type(value)
-        facts = {"type": kind.__name__, "calls": callable(value), "class": isinstance(value, type)}
-        facts |= {"awaits": inspect.iscoroutine(value), "next": hasattr(kind, "__next__")}
+        facts = {
+            "type": kind.__name__,
+            "calls": callable(value),
+            "class": isinstance(value, type),
+            "awaits": inspect.iscoroutine(value),
+            "next": hasattr(kind, "__next__"),
+        }
         if isinstance(value, type) and issubclass(value, BaseException):
             facts["error"] = [[k.__module__, k.__qualname__] for k in value.__mro__]
-        return ["o", number, facts]
+        return ["o", self._numbers[id(value)], facts]
 
     def _decode(self, data: Any) -> Any:
         return decode(data, self._theirs)

@@ -37,8 +37,10 @@ class Link:
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
-        self.asked = self.inside = 0
-        self.untouched, self._over = True, False
+        self.asked = 0
+        self.inside = 0
+        self.untouched = True
+        self._over = False
         self.load_fault = ""
         self.time_s, self.memory_mb = 0.0, 0.0
         self.classes: set[str] = set()
@@ -213,8 +215,9 @@ class Remote:
     _target: Any
 
     def __init__(self, link: Link, target: Any, facts: dict[str, Any]) -> None:
-        for name, value in (("_link", link), ("_target", target), ("_facts", facts)):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_link", link)
+        object.__setattr__(self, "_target", target)
+        object.__setattr__(self, "_facts", facts)
 
     def __getattribute__(self, name: str) -> Any:
         facts = facts_of(self)
@@ -292,13 +295,18 @@ def _equal(one: Remote, other: Any) -> bool:
     if not _may_ask(one, other) or link.operate("eq", one, other) is not True:
         return False
     if isinstance(other, Remote):
-        states: list[Any] = [None, None]
-        with contextlib.suppress(TypeError, AttributeError):
-            states = [link.decode(link.ask("state", target_of(each)).get("value")) for each in (one, other)]
+        states = [_state(link, each) for each in (one, other)]
         if all(map(_is_plain, states)) and states[0] != states[1]:
             return False
     link.inside += 1
     return True
+
+
+def _state(link: Link, remote: Remote) -> Any:
+    try:
+        return link.decode(link.ask("state", target_of(remote)).get("value"))
+    except (TypeError, AttributeError):  # it has no attributes of its own
+        return None
 
 
 def _is_plain(value: Any) -> bool:

@@ -271,8 +271,10 @@ class Tests:
         """``eval`` or ``exec`` that refuses text of the answer: arithmetic and what the tests spell out are run."""
 
         def guarded(text: Any, *spaces: Any) -> Any:
-            named = not isinstance(text, str) or re.search(r"[^\W\d]", text)
-            if self.link.asked and named and not any(text in each for each in self._plan["asserts"]):
+            own = isinstance(text, str) and (
+                not re.search(r"[^\W\d]", text) or any(text in each for each in self._plan["asserts"])
+            )
+            if self.link.asked and not own:
                 raise Unusable("the tests run text that the answer may have made")
             frame = sys._getframe(1)
             return run(text, *(spaces or (frame.f_globals, frame.f_locals)))
@@ -281,7 +283,10 @@ class Tests:
 
     def outcome(self, name: str, error: BaseException | None) -> None:
         """A test function or method has ended, by ``error`` if one is given."""
-        self._note(name, "ok") if error is None else self._failed(name, error)
+        if error is None:
+            self._note(name, "ok")
+        else:
+            self._failed(name, error)
 
     # Called by the instrumented code. ``hard`` counts asserts in functions and blocks of the tests.
 
