@@ -125,6 +125,20 @@ print(6)
     assert (result.exit_code, result.stdout, result.stderr) == (0, b"6\n", b"")
 
 
+def test_what_was_printed_before_a_broken_output_is_kept(sandbox: LocalSandbox) -> None:
+    source = """
+import sys
+print(6)
+class Broken:
+    closed = False
+    def flush(self): raise OSError("broken")
+sys.stdout = Broken()
+"""
+    result = run(sandbox, source)
+    assert (result.exit_code, result.stdout) == (120, b"6\n")
+    assert result.stderr.count(b"OSError: broken") == 1
+
+
 def test_a_broken_standard_output_is_exit_code_120(sandbox: LocalSandbox) -> None:
     assert run(sandbox, "import os\nprint('x')\nos.close(1)").exit_code == 120
 

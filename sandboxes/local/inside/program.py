@@ -122,17 +122,12 @@ class Ending:
             code, interrupted = 1, isinstance(error, KeyboardInterrupt)
         # Its traceback would keep the script's objects alive, and their finalizers would not run.
         del error
-        flushed = []
-        steps = (
-            *(self._shut_down, self._at_exit, lambda: flushed.append(self._flushed(sys.stdout, sys.stderr))),
-            *(self._forget, self._collect, lambda: flushed.append(all(flushed) and self._flushed(*self._flush))),
-        )
-        for step in steps:
-            try:
-                step()
-            except BaseException as trouble:
-                show(trouble)
-        if not all(flushed):
+        self._tried(self._shut_down, self._at_exit)
+        # As Python: the script's own streams while its globals are there, and the first ones at the end.
+        good = self._flushed(sys.stdout, sys.stderr)
+        self._tried(self._forget, self._collect)
+        left = [stream for stream in self._flush if good or stream is not sys.stdout]  # what failed fails again
+        if not self._flushed(*left) or not good:
             # As Python's own exit code when standard output cannot be flushed.
             code = 120
         if interrupted:
@@ -140,6 +135,13 @@ class Ending:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             _kill(_getpid(), signal.SIGINT)
         _exit(code & 0xFF)
+
+    def _tried(self, *steps: Callable[[], object]) -> None:
+        for step in steps:
+            try:
+                step()
+            except BaseException as trouble:
+                show(trouble)
 
     def _forget(self) -> None:
         """Drop the script's globals, those with an underscore first, so that finalizers run as they would."""
@@ -150,7 +152,6 @@ class Ending:
                     names[name] = None
 
     def _flushed(self, *streams: Any) -> bool:
-        """As Python: the script's own ``sys.stdout`` while its globals are there, and the first streams at the end."""
         good = True
         for stream in streams:
             try:
