@@ -8,7 +8,7 @@ import importlib
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +221,7 @@ def _game(challenge: str, config: tuple[tuple[str, Any], ...], seed: int) -> Map
     package.g_rng.set_seed(seed)
     options = package.GameOptions()
     options.seeds = seed
-    with _folder() as folder, _rules_read_once(), _walked_by_logic():
+    with _folder() as folder, _quickly():
         options.path = str(Path(folder, "game.z8"))
         try:
             made = challenges[challenge][1](dict(config), options)
@@ -232,32 +232,24 @@ def _game(challenge: str, config: tuple[tuple[str, Any], ...], seed: int) -> Map
 
 
 @contextlib.contextmanager
-def _rules_read_once() -> Iterator[None]:
-    """The package reads the rules of a challenge for each game, which takes a quarter of the game's time."""
-    knowledge = importlib.import_module(f"{_PACKAGE}.generator.data").KnowledgeBase
-    own = knowledge.__dict__["load"]
-    knowledge.load = staticmethod(_kept(knowledge.load))
-    try:
-        yield
-    finally:
-        knowledge.load = own
-
-
-_kept = functools.cache(functools.cache)
-"""The same function at each call, which keeps what it gave."""
-
-
-@contextlib.contextmanager
-def _walked_by_logic() -> Iterator[None]:
-    """The way to a game's end, which tells what wins it, is followed in the game's logic where that is possible: the
-    package compiles the game a second time to do so, which takes as long as all the rest."""
+def _quickly() -> Iterator[None]:
+    """Without two things that the package does, which take most of a game's time: it compiles a game a second time to
+    follow the way to its end (which the game's logic can tell, where that is possible), and it reads the rules of a
+    challenge for each game."""
     maker = importlib.import_module(f"{_PACKAGE}.generator.maker").GameMaker
-    own = maker.set_walkthrough
-    maker.set_walkthrough = lambda made, commands: _walk(made, commands) or own(made, commands)
+    knowledge = importlib.import_module(f"{_PACKAGE}.generator.data").KnowledgeBase
+    walked, load = maker.set_walkthrough, knowledge.__dict__["load"]
+    maker.set_walkthrough = lambda made, commands: _walk(made, commands) or walked(made, commands)
+    knowledge.load = staticmethod(_read_once(knowledge.load))
     try:
         yield
     finally:
-        maker.set_walkthrough = own
+        maker.set_walkthrough, knowledge.load = walked, load
+
+
+@functools.cache
+def _read_once(load: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.cache(load)
 
 
 def _walk(made: Any, commands: Sequence[str]) -> bool:

@@ -21,6 +21,7 @@ FIRST_HELD_OUT = 1_000_000_000
 _STARTS = 20
 """Episodes that are looked at."""
 _STARTS_IF_SLOW = 8
+"""Those that are looked at however slow it is to begin them."""
 _TASKS = 200
 """Tasks of a split that are looked for among those of training, while they are quick to begin."""
 _TASKS_S = 1.0
@@ -54,13 +55,10 @@ def seeds_differ(subject: Subject) -> str:
     return f"{len(different)} different episodes of {len(seeds)} seeds"
 
 
-def _seeds_begun() -> Iterator[int]:
-    """From 0 on, fewer of an environment that is slow to begin."""
+def _seeds_begun(first: int = 0, most: int = _STARTS, least: int = _STARTS_IF_SLOW) -> Iterator[int]:
+    """Seeds from ``first`` up to ``most``; those from ``least`` on only while there is time to begin them."""
     until = time.monotonic() + _TASKS_S
-    for seed in range(_STARTS):
-        if seed >= _STARTS_IF_SLOW and time.monotonic() > until:
-            return
-        yield seed
+    return itertools.takewhile(lambda seed: seed < least or time.monotonic() < until, range(first, most))
 
 
 def trainer_seeds(subject: Subject) -> str:
@@ -105,12 +103,7 @@ def splits(subject: Subject) -> str:
         found = [_start(env, seed, name) for seed in _seeds_begun()]
         again = [_start(env, seed, name) for seed in range(len(found))]
         need(found == again, f"split {name!r} gives other episodes again")
-        starts[name] = set(found)
-        until = time.monotonic() + _TASKS_S
-        for seed in range(len(found), _TASKS):
-            if time.monotonic() > until:
-                break
-            starts[name].add(_start(env, seed, name))
+        starts[name] = {*found, *(_start(env, seed, name) for seed in _seeds_begun(len(found), _TASKS))}
     need(starts, f"reset refuses each of the splits {env.splits}; take them, or leave splits empty")
     same = len(set().union(*starts.values())) > 1 and all(len(found) == 1 for found in starts.values())
     need(not same, f"{len(found)} seeds of a split begin one task; seed s is task s of it")
