@@ -8,15 +8,18 @@ import importlib
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from roll_envs.env import EnvironmentCard
 from roll_envs.errors import ConfigError
 from roll_envs.providers.games import GameEnv, Played
 from roll_envs.providers.isolation import isolated
 from roll_envs.providers.packages import folder_of, imported
+from roll_envs.providers.textworld_quickly import quickly
 
 __all__ = ["TextWorldEnv", "card", "ids"]
 
@@ -24,6 +27,8 @@ _PACKAGE = "textworld"
 _TURNS = 100
 _KEPT = 64
 """Games that are kept to be played again: making one takes a second or more."""
+_TRIES = 20
+"""Seeds that are tried for a game: with some, the package finds none."""
 _BANNER = re.compile(r"^[\s$\\/_|>-]*$")
 """A line of the title that each game shows first, which is drawn with these."""
 _STATUS = re.compile(r"\n*>[^\n]*\s*$")
@@ -96,6 +101,7 @@ def card(id: str) -> EnvironmentCard:
             "Words to the interpreter (save, undo, restart and the like) are no commands.",
             "Points are given as a part of the game's most, so that every game pays 1 in all.",
             "The title and the line with the prompt are left out of what is shown.",
+            "A seed with which the package finds no quest, or none in 500 steps of its search, has another one's game.",
         ),
     )
 
@@ -218,58 +224,20 @@ def _game(challenge: str, config: tuple[tuple[str, Any], ...], seed: int) -> Map
     challenges = importlib.import_module(f"{_PACKAGE}.challenges").CHALLENGES
     if challenge not in challenges:
         raise ConfigError(f"TextWorld has no challenge {challenge!r}; it has {', '.join(sorted(challenges))}")
-    package.g_rng.set_seed(seed)
-    options = package.GameOptions()
-    options.seeds = seed
-    with _folder() as folder, _quickly():
-        options.path = str(Path(folder, "game.z8"))
-        try:
-            made = challenges[challenge][1](dict(config), options)
-        except (KeyError, TypeError, ValueError, AssertionError) as error:
-            raise ConfigError(f"TextWorld's {challenge} refuses the config {dict(config)}: {error!r}") from error
-        generator.compile_game(made, options)
-        return {suffix: Path(folder, f"game{suffix}").read_bytes() for suffix in (".z8", ".json")}
-
-
-@contextlib.contextmanager
-def _quickly() -> Iterator[None]:
-    """Without two things that the package does, which take most of a game's time: it compiles a game a second time to
-    follow the way to its end (which the game's logic can tell, where that is possible), and it reads the rules of a
-    challenge for each game."""
-    maker = importlib.import_module(f"{_PACKAGE}.generator.maker").GameMaker
-    knowledge = importlib.import_module(f"{_PACKAGE}.generator.data").KnowledgeBase
-    walked, load = maker.set_walkthrough, knowledge.__dict__["load"]
-    maker.set_walkthrough = lambda made, commands: _walk(made, commands) or walked(made, commands)
-    knowledge.load = staticmethod(_read_once(knowledge.load))
-    try:
-        yield
-    finally:
-        maker.set_walkthrough, knowledge.load = walked, load
-
-
-@functools.cache
-def _read_once(load: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.cache(load)
-
-
-def _walk(made: Any, commands: Sequence[str]) -> bool:
-    """Whether each of the commands is one action there; then what wins the game knows its actions and commands."""
-    game = made.build()
-    progress = importlib.import_module(f"{_PACKAGE}.generator.game").GameProgression(game)
-    names = importlib.import_module(f"{_PACKAGE}.generator.inform7").Inform7Game(game)
-    wins = [win for quest in progress.quest_progressions for win in quest.win_events]
-    actions: list[Any] = []
-    ways: list[tuple[Any, list[Any], Sequence[str]]] = []
-    for command in commands:
-        valid = progress.valid_actions
-        meant = [a for a, name in zip(valid, names.gen_commands_from_actions(valid), strict=True) if name == command]
-        if len(meant) != 1:
-            return False
-        before = [win.triggered for win in wins]
-        progress.update(meant[0])
-        actions.append(meant[0])
-        new = (win for win, was in zip(wins, before, strict=True) if win.triggered and not was)
-        ways += [(win.event, list(actions), commands[: len(actions)]) for win in new]
-    for event, *way in ways:
-        event.actions, event.commands = way
-    return True
+    chaining = importlib.import_module(f"{_PACKAGE}.generator.chaining")
+    for tried in range(_TRIES):
+        drawn = int(np.random.SeedSequence([seed, tried]).generate_state(1)[0]) if tried else seed
+        package.g_rng.set_seed(drawn)
+        options = package.GameOptions()
+        options.seeds = drawn
+        with _folder() as folder, quickly():
+            options.path = str(Path(folder, "game.z8"))
+            try:
+                made = challenges[challenge][1](dict(config), options)
+            except chaining.QuestGenerationError:  # of this seed
+                continue
+            except (KeyError, TypeError, ValueError, AssertionError) as error:
+                raise ConfigError(f"TextWorld's {challenge} refuses the config {dict(config)}: {error!r}") from error
+            generator.compile_game(made, options)
+            return {suffix: Path(folder, f"game{suffix}").read_bytes() for suffix in (".z8", ".json")}
+    raise ConfigError(f"TextWorld's {challenge} found no game for the config {dict(config)} in {_TRIES} tries")

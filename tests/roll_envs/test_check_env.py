@@ -76,6 +76,28 @@ def test_a_data_set_may_have_one_task() -> None:
     assert report.ok, str(report)
 
 
+class HidesItsTarget(CounterEnv):
+    """Tasks of its splits differ by what is not shown."""
+
+    splits = ("train", "test")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        split = (options or {}).get("split", "train")
+        if split not in self.splits:
+            raise ConfigError("no such split")
+        _, info = super().reset(seed=seed)
+        self._target = 2 * ((seed or 0) % 3) + 1 + self.splits.index(split)
+        return self.render(), info
+
+    def render(self) -> str:
+        return f"counter {self._value}, of a target that is {'low' if self._target < 3 else 'high'}"
+
+
+def test_tasks_of_two_splits_may_begin_alike() -> None:
+    report = check_env(HidesItsTarget, seeds=SEEDS, rules=["splits"])
+    assert report.ok, str(report)
+
+
 class Slow(CounterEnv):
     """Six episodes of it take most of the time that a rule has."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import types
@@ -13,7 +14,7 @@ import pytest
 
 import roll_envs
 from roll_envs import ConfigError, MissingExtraError
-from roll_envs.providers import textworld
+from roll_envs.providers import textworld, textworld_quickly
 from roll_envs.providers.isolation import isolated
 from roll_envs.providers.textworld import TextWorldEnv
 from roll_envs.testing import check_env
@@ -185,20 +186,35 @@ def test_the_package_s_way_solves_its_games(id: str) -> None:
 
 
 @needs_textworld
-@pytest.mark.parametrize("name", ["CoinCollector-level105", "Simple-balanced-brief", "Cooking"])
-def test_games_are_to_the_byte_those_that_the_package_makes_with_two_compilations(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["CoinCollector-level105", "TreasureHunter-level14", "TreasureHunter-level22", "Simple-balanced-brief", "Cooking"],
+)
+def test_games_are_to_the_byte_those_that_the_package_makes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     challenge, settings = textworld._challenges()[f"textworld/{name}-v0"]
     config = TextWorldEnv(challenge=challenge, config=settings)._settings()
-    make, walk, walked = textworld._game.__wrapped__, textworld._walk, []
-    monkeypatch.setattr(textworld, "_walk", lambda *given: walked.append(walk(*given)) or walked[-1])
+    walk, walked = textworld_quickly._walk, []
+    monkeypatch.setattr(textworld_quickly, "_walk", lambda *given: walked.append(walk(*given)) or walked[-1])
     with isolated(7):
-        ours = make(challenge, config, 7)
-    monkeypatch.setattr(textworld, "_walk", lambda *given: False)
+        ours = textworld._game.__wrapped__(challenge, config, 7)
+    assert walked == ([] if name.startswith("TreasureHunter") else [True])
+    monkeypatch.setattr(textworld, "quickly", contextlib.nullcontext)
     with isolated(7):
-        assert make(challenge, config, 7) == ours
-    assert walked == [True]
+        assert textworld._game.__wrapped__(challenge, config, 7) == ours
+
+
+@needs_textworld
+def test_a_seed_without_a_quest_has_the_game_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = TextWorldEnv(challenge="tw-treasure_hunter", config={"level": 10})
+    made.reset(seed=8)
+    assert made.oracle()
+    made.close()
+    make = textworld._game.__wrapped__
+    with isolated(0):
+        assert make("tw-treasure_hunter", (("level", 10),), 8) == make("tw-treasure_hunter", (("level", 10),), 8)
+    monkeypatch.setattr(textworld_quickly, "_LONGEST_SEARCH", 3)
+    with pytest.raises(ConfigError, match="found no game for the config"):
+        make("tw-treasure_hunter", (("level", 10),), 8)
 
 
 @needs_textworld
