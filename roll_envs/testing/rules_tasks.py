@@ -14,7 +14,21 @@ from typing import Any
 from roll_envs.env import AnyEnv, TextEnv
 from roll_envs.errors import ConfigError
 from roll_envs.parsing import ActionFormat
-from roll_envs.testing.trace import Failure, Rule, Skip, Subject, begin, difference, mixed, need, plain, play, steps
+from roll_envs.testing.trace import (
+    Failure,
+    Rule,
+    Skip,
+    Subject,
+    begin,
+    difference,
+    followed,
+    mixed,
+    need,
+    plain,
+    play,
+    script,
+    steps,
+)
 
 FIRST_HELD_OUT = 1_000_000_000
 """The trainer draws train seeds below it and held-out seeds from it on."""
@@ -112,7 +126,8 @@ def splits(subject: Subject) -> str:
     for name, others in starts.items():
         alike = [start for start in others if start in train and name not in ("train", "all")]
         for start in alike[:_STARTS_IF_SLOW]:
-            same = _task(env, others[start], name) == _task(env, train[start], "train")
+            task = _task(env, others[start], name)
+            same = task is not None and task == _task(env, train[start], "train")
             need(not same, f"a task of the split {name!r} is one of 'train' too: {start[:80]!a}")
     try:
         env.reset(seed=0, options={"split": "no such split"})
@@ -137,9 +152,18 @@ def _start(env: TextEnv, seed: int, split: str) -> str:
 
 
 def _task(env: TextEnv, seed: int, split: str) -> Any:
-    """What tells tasks that begin alike from each other: the oracle's way, and what happens to a random player."""
+    """What tells tasks that begin alike from each other: what is seen, and what may be done, on the oracle's way and by
+    a random player; ``None`` where there is no way and the player is cut, so that it cannot be told."""
     begin(env, seed=seed, options={"split": split})
-    return plain([env.oracle(), [[said, *result[:4]] for said, result in steps(env, mixed(0, garbage=0))]])
+    way = env.oracle()
+    if way is None and followed() is not None:
+        return None
+    seen: list[Any] = []
+    for answer, most in ((script(way or ()), len(way or ())), (mixed(0, garbage=0), None)):
+        begin(env, seed=seed, options={"split": split})
+        for said, (*result, _) in steps(env, answer, most):
+            seen.append([said, *result, result[2] or result[3] or env.legal_answers()])
+    return plain(seen)
 
 
 # -- leaks -------------------------------------------------------------------------------------------------------------
