@@ -13,6 +13,7 @@ from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.providers.games import GameEnv, Played
 from roll_envs.providers.isolation import isolated
 from roll_envs.providers.packages import folder_of, imported
+from roll_envs.providers.sokoban_quickly import sokoban_quickly
 from roll_envs.providers.words import words_at_hand
 
 __all__ = ["DISTRIBUTION", "GEMEnv", "card", "ids"]
@@ -20,6 +21,9 @@ __all__ = ["DISTRIBUTION", "GEMEnv", "card", "ids"]
 DISTRIBUTION = "gem-llm"
 _PACKAGE = "gem"
 _REGISTERED = re.compile(r'register\(\s*"game:([\w.]+)-v(\d+)(-[\w-]+)?"')
+_ROOMS = "gem.envs.game_env.sokoban.utils"
+_BROKEN = frozenset({"game:Crosswords-v0-random", "game:FifteenPuzzle-v0-random"})
+"""Games that the package registers with settings that it cannot make them with (0.1.0)."""
 _TURNS = 100
 """Of a game that draws its limit anew for each episode: more than any draws."""
 _SOLVED = 1 - 1e-6
@@ -39,10 +43,11 @@ def _games() -> Mapping[str, str]:
     file = None if folder is None else folder / "envs" / "__init__.py"
     # Another package may have the name.
     source = file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
-    return {
+    registered = {
         f"{_PACKAGE}/{name}{variant}-v{version}": f"game:{name}-v{version}{variant}"
         for name, version, variant in _REGISTERED.findall(source)
     }
+    return {id: game for id, game in registered.items() if game not in _BROKEN}
 
 
 def card(id: str) -> EnvironmentCard:
@@ -97,7 +102,7 @@ class GEMEnv(GameEnv):
 
     def _begin(self, seed: int) -> str:
         self._paid = 0.0
-        with words_at_hand(f"GEM's {self.game}"):
+        with words_at_hand(f"GEM's {self.game}"), sokoban_quickly(self.game, _ROOMS):
             shown, info = self._game.reset(seed % 2**32)
         return _whole(shown, info)
 
@@ -130,7 +135,8 @@ def _make(game: str, config: Mapping[str, Any]) -> Any:
     try:
         with words_at_hand(f"GEM's {game}"):
             package = imported(_PACKAGE, game, "gem")
-            return package.make(game, **config)
+            with sokoban_quickly(game, _ROOMS):  # making a game begins one
+                return package.make(game, **config)
     except (TypeError, ValueError, AssertionError) as error:
         what = f"refuses the config {dict(config)}" if config else "cannot be made with settings of its own"
         raise ConfigError(f"GEM's {game} {what}: {error}") from error

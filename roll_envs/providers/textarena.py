@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.providers.games import GameEnv, Played
 from roll_envs.providers.isolation import isolated
 from roll_envs.providers.packages import folder_of, imported
+from roll_envs.providers.sokoban_quickly import sokoban_quickly
 from roll_envs.providers.words import words_at_hand
 
 __all__ = ["TextArenaEnv", "card", "ids"]
@@ -20,12 +22,15 @@ __all__ = ["TextArenaEnv", "card", "ids"]
 _PACKAGE = "textarena"
 _REGISTERED = re.compile(r'^register\w*\(id="([\w.-]+?)-v(\d+)([\w.-]*)",\s*entry_point="([\w.]+):', re.MULTILINE)
 _INVALID = "Invalid Move: "
+_ROOMS = "textarena.envs.Sokoban.utils"
+_NEED_PYTHON_3_12 = frozenset({"Klondike-v0", "UltimateTexasHoldem-v0"})
+"""Their source is no Python before it (0.7.4)."""
 _TURNS = 100
 """Of a game that has no limit of its own."""
 
 
 def ids() -> list[str]:
-    """Of the games for one player of the installed release that need no model as a partner."""
+    """Of the games for one player of the installed release that need no model as a partner, and no newer Python."""
     return sorted(_games())
 
 
@@ -41,6 +46,8 @@ def _games() -> Mapping[str, str]:
         source = file.read_text(encoding="utf-8") if file.is_file() else ""
         if "SinglePlayerState(" in source and "OpenRouter" not in source:
             games[f"{_PACKAGE}/{base}{variant}-v{version}"] = f"{base}-v{version}{variant}"
+    if sys.version_info < (3, 12):
+        games = {id: game for id, game in games.items() if game not in _NEED_PYTHON_3_12}
     return games
 
 
@@ -94,7 +101,8 @@ class TextArenaEnv(GameEnv):
         )
 
     def _begin(self, seed: int) -> str:
-        self._game.reset(num_players=1, seed=seed)
+        with sokoban_quickly(self.game, _ROOMS):
+            self._game.reset(num_players=1, seed=seed)
         return self._news()
 
     def _play(self, move: str) -> Played:
