@@ -41,6 +41,8 @@ _LONGEST = 200
 _NO_MOVES = frozenset({"reset task"})
 _ACTS = frozenset({"load", "step"})
 """Methods that draw random numbers of the episode; all others only tell something."""
+_LISTED = {"examine": "look at", "drop": "put down"}
+"""Words of the package's ways -> those that mean the same in its lists of valid commands."""
 _UNKNOWN = "No known action matches"
 
 
@@ -196,7 +198,7 @@ class ScienceWorldEnv(GameEnv):
     def _way(self) -> list[str]:
         """The package's own way, to where the task is done; none where it is not done by it."""
         self._ask("load", self.task, self._variation, self._simpler, True)
-        found = [_clean(command) for command in self._ask("getGoldActionSequence")]
+        found = [_listed(_clean(command)) for command in self._ask("getGoldActionSequence")]
         self._start()
         for count, command in enumerate(found, 1):
             self._ask("step", command)
@@ -309,6 +311,11 @@ def _ended(gateway: Any, process: Any, folder: tempfile.TemporaryDirectory[str])
         process.kill()
         process.wait()
     folder.cleanup()
+
+
+def _listed(command: str) -> str:
+    verb, space, rest = command.partition(" ")
+    return f"{_LISTED.get(verb, verb)}{space}{rest}"
 
 
 def _clean(text: str) -> str:

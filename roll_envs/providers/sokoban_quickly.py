@@ -7,8 +7,9 @@ gym_sokoban's code that looks at up to 300,000 arrays for each of up to 1,000 ro
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ __all__ = ["sokoban_quickly"]
 
 _DEPTH = 300
 _STATES = 300_000
+_KEPT = 1024
+"""Searches, of which a room takes some, that are kept: a group of episodes begins in the same room."""
 _FLOOR, _TARGET, _BOX, _PLAYER = 1, 2, 4, 5
 _Cell = tuple[int, int]
 
@@ -40,15 +43,27 @@ def sokoban_quickly(game: str, utils: str) -> Iterator[None]:
 def _reverse_playing(
     room: NDArray[np.int_], structure: NDArray[np.int_], search_depth: int = _DEPTH
 ) -> tuple[NDArray[np.int_], int, dict[_Cell, _Cell]]:
-    """The packages' function: the best start, its score (pulls times the distance of the boxes from their targets, in
-    cells), and where the box of each target stands. ``search_depth`` is not used, as there.
-
-    Depth first, in the order up, down, left, right; the first start with the highest score wins.
-    """
+    """The packages' function: the best start, its score, and where the box of each target stands. ``search_depth`` is
+    not used, as there."""
     width = structure.shape[1]
-    cells = [int(cell) for cell in structure.flat]
-    targets = tuple(at for at, cell in enumerate(cells) if cell == _TARGET)
-    player = int(np.flatnonzero(room == _PLAYER)[0])
+    cells = tuple(int(cell) for cell in structure.flat)
+    score, player, boxes = _searched(cells, width, int(np.flatnonzero(room == _PLAYER)[0]))
+    found = structure.copy()
+    found.flat[list(boxes)] = _BOX
+    found.flat[player] = _PLAYER
+    placed = zip(_targets(cells), boxes, strict=True)
+    return found, score, {divmod(target, width): divmod(box, width) for target, box in placed}
+
+
+def _targets(cells: Sequence[int]) -> tuple[int, ...]:
+    return tuple(at for at, cell in enumerate(cells) if cell == _TARGET)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _searched(cells: Sequence[int], width: int, player: int) -> tuple[int, int, tuple[int, ...]]:
+    """The score of the best start (pulls times the distance of the boxes from their targets, in cells), its player and
+    its boxes. Depth first, in the order up, down, left, right; the first start with the highest score wins."""
+    targets = _targets(cells)
     covered = sum(1 << target for target in targets)
     best_score, best_player, best_boxes = 0, player, targets
     seen: set[tuple[int, int, int]] = set()
@@ -78,8 +93,4 @@ def _reverse_playing(
                 left.append((there, standing & gone | here, pulled & gone | here, after, pulls + 1, moves + 1))
             elif (there, standing, pulled) not in seen:
                 left.append((there, standing, pulled, boxes, pulls, moves + 1))
-    found = structure.copy()
-    found.flat[list(best_boxes)] = _BOX
-    found.flat[best_player] = _PLAYER
-    placed = zip(targets, best_boxes, strict=True)
-    return found, best_score, {divmod(target, width): divmod(box, width) for target, box in placed}
+    return best_score, best_player, best_boxes

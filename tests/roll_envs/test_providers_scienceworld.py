@@ -136,6 +136,13 @@ def test_the_way_is_asked_for_once_and_leaves_the_episode_where_it_was(env: Any)
     assert sum(gold for *_, gold in env._simulator.loaded) == 2
 
 
+def test_the_way_is_in_the_words_of_the_list_of_commands(env: Any) -> None:
+    env.reset(seed=0)
+    env._simulator.way = ("examine frog", "drop frog", "open door", "focus on frog")
+    said = ("look at frog", "put down frog", "open door", "focus on frog")
+    assert env.oracle() == [answered(command) for command in said]
+
+
 @pytest.mark.parametrize("way", [("open door",), ("touch snake", "open door"), ()])
 def test_a_way_that_does_not_solve_the_task_is_none(env: Any, way: tuple[str, ...]) -> None:
     env.reset(seed=0)
