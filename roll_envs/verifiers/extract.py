@@ -24,14 +24,16 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
 )
 _TAGS = ("answer", "final_answer", "solution")
+# Special tokens of chat templates, and a tag that was cut off.
+_TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn)>|</[a-z_]{0,12}$")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 # The first alternative passes over escaped braces.
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
 # "the answer is" as it is said in other languages; what follows it is the answer.
 _FOREIGN = {
-    "cjk": r"(?:(?:最终|最終|正确|正確)?(?:的)?答案(?:应该|應該)?(?:是|为|為|选|選)?|(?:故|应|應|因此|所以)?"
-    r"(?:选择|選擇|选|選)(?:项|項)?|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：]?",
+    "cjk": r"(?:(?:最终|最終|正确|正確)?(?:的)?答案(?:应该|應該|应|應)?(?:是|为|為|选|選)?|(?:正确|正確)的?(?:选项|選項)?[是为為]|(?:故|应|應|因此|所以)?"
+    r"(?:选择|選擇|选|選)(?:项|項)?(?![错误])|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：]?",
     "es": r"\b(?:respuesta|opci[oó]n)(?:\s+(?:correcta|final))?\s*(?:es\b|:)",
     "fr": r"\br[ée]ponse(?:\s+(?:correcte|finale))?\s*(?:est\b|:)",
     "de": r"\bantwort\s*(?:ist\b|lautet\b|:)",
@@ -110,8 +112,9 @@ def reply(text: str) -> str:
         end = lower.rfind(f"</{tag}>")
         start = lower.rfind(f"<{tag}>", 0, end if end >= 0 else len(text))
         if start >= 0:  # an answer that was cut off, or stopped at its closing tag, reaches to the end
-            return text[start + len(tag) + 2 : end if end >= 0 else len(text)]
-    return text
+            text = text[start + len(tag) + 2 : end if end >= 0 else len(text)]
+            break
+    return _TOKENS.sub("\n", text)
 
 
 def plain(text: str) -> str:

@@ -34,7 +34,7 @@ _MONEY = re.compile(
 _PRICE = re.compile(r"(\\?[$€£]\d[\d,.]*\d|\\?[$€£]\d)\s+(?:per|a|each|every|in|for|left)\b[^$]*")
 # "3/4 of a cup", "12 of the students".
 _SHARE_OF = re.compile(
-    r"((?:\d+\s+)?[^\s=]*\d[^\s=]*)\s+of\s+(?:an?|the|all|his|her|its|their|our|them|those|these)\b[^$\\=]*"
+    r"((?:\d++\s+)?(?=[^\s=]*\d)[^\s=]++)\s+of\s+(?:an?|the|all|his|her|its|their|our|them|those|these)\b[^$\\=]*"
 )
 _IN_WORDS = re.compile(r"(\d)\s+\([a-z-]{2,20}\)(?=[\s.]*$)")
 _EXPLAINED = re.compile(r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b")
