@@ -26,6 +26,7 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
 _TAGS = ("answer", "final_answer", "solution")
 # Special tokens of chat templates, and a tag that was cut off.
 _TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn)>|</[a-z_]{0,12}$")
+_IN_JSON = re.compile(r'"(?:final_)?answer"\s*+:\s*+"?([^"\n{}\[\]]{1,300}?)"?\s*+[,}\n]', re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 # The first alternative passes over escaped braces.
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -35,8 +36,8 @@ _FOREIGN = {
     "cjk": r"(?:(?:最终|最終|正确|正確)?(?:的)?答案(?:应该|應該|应|應)?(?:是|为|為|选|選)?|(?:正确|正確)的?(?:选项|選項)?[是为為]|(?:故|应|應|因此|所以)?"
     r"(?:选择|選擇|选|選)(?:项|項)?(?![错误])|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：]?",
     "es": r"\b(?:respuesta|opci[oó]n)(?:\s+(?:correcta|final))?\s*(?:es\b|:)",
-    "fr": r"\br[ée]ponse(?:\s+(?:correcte|finale))?\s*(?:est\b|:)",
-    "de": r"\bantwort\s*(?:ist\b|lautet\b|:)",
+    "fr": r"\br[ée]ponse(?:\s+(?:correcte|finale))?\s*(?:est(?:\s+donc)?\b|:)",
+    "de": r"\b(?:antwort|lösung)\s*(?:ist\b|lautet\b|:)",
     "pt": r"\bresposta(?:\s+(?:correta|certa|final))?\s*(?:é\b|:)",
     "it": r"\brisposta(?:\s+(?:corretta|finale))?\s*(?:è|:)",
     "ru": r"\bответ\s*(?:[:—–-]|это\b|равен\b)",
@@ -111,9 +112,11 @@ def reply(text: str) -> str:
     for tag in _TAGS if len(lower) == len(text) else ():
         end = lower.rfind(f"</{tag}>")
         start = lower.rfind(f"<{tag}>", 0, end if end >= 0 else len(text))
-        if start >= 0:  # an answer that was cut off, or stopped at its closing tag, reaches to the end
-            text = text[start + len(tag) + 2 : end if end >= 0 else len(text)]
+        if start >= 0 or end >= 0:  # one that was cut off reaches to the end; a prompt may have opened one
+            text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
             break
+    if found := _IN_JSON.findall(text):
+        return str(found[-1])
     return _TOKENS.sub("\n", text)
 
 

@@ -13,17 +13,17 @@ _SPAN = re.compile(  # lengths are limited, so that delimiters without an end ta
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
 # What follows these words explains the answer.
 _STOP = re.compile(
-    r"\.\s|\.$|\s+(?:because|since|where|which|when|as|so|for|by|after|I hope)\b|,\s+(?:because|since|as|so|which)\b"
+    r"\.\s|\.$|,?\s+\(?not\b|\s+\((?=i\.e|[a-z]{2,}[\s.,)])|\s+(?:because|since|where|which|when|as|so|for|by|after|I hope)\b|,\s+(?:because|since|as|so|which)\b"
 )
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}(?![A-Za-z}])")
 # 1,234.5 or .5, 3/4, 2e3; with a sign of money before it or a percent sign behind it.
 _NUMBER = re.compile(
-    r"[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:\s*/\s*\d+(?:\.\d+)?)?(?:[eE][+-]?\d+)?\s*(?:\\?%)?"
+    r"[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))(?:\s*/\s*\d+(?:\.\d+)?)?(?:[eE][+-]?\d+)?\s*(?:\\?%)?"
 )
 # Words before an answer: "so we get", "The area is: ".
 _LEAD = re.compile(
-    r"(?:(?:so|thus|hence|therefore|it'?s|it is|this is|we get|we have|we find|i get|equals?)\b[,:\s]*)+"
-    r"|(?:[A-Za-z]{2,}[\s,]+){0,3}[A-Za-z]{2,}:\s+",
+    r"(?:(?:so|thus|hence|therefore|it'?s|it is|this is|we get|we have|we find|i get|equals?|answer|donc|entonces|por lo tanto|portanto"
+    r"|quindi|it costs|il y a|il reste|son|são|hay|itak)\b[,:\s]*)+|(?:[A-Za-z]{2,}[\s,]+){0,3}(?:[A-Za-z]{2,}|A):\s+|(?:=>|[=≈→∴⇒])\s*",
     re.IGNORECASE,
 )
 # "He earned $72": a subject and a verb before the number.
@@ -36,8 +36,23 @@ _PRICE = re.compile(r"(\\?[$€£]\d[\d,.]*\d|\\?[$€£]\d)\s+(?:per|a|each|eve
 _SHARE_OF = re.compile(
     r"((?:\d++\s+)?(?=[^\s=]*\d)[^\s=]++)\s+of\s+(?:an?|the|all|his|her|its|their|our|them|those|these)\b[^$\\=]*"
 )
-_IN_WORDS = re.compile(r"(\d)\s+\([a-z-]{2,20}\)(?=[\s.]*$)")
-_EXPLAINED = re.compile(r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b")
+_EXPLAINED = re.compile(
+    r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b|,?\s+\(?not\b|\s+\((?=i\.e|[a-z]{2,}[\s.,)])"
+)
+_BECAUSE = re.compile(r"(?<=\w),?\s(?:because|since|as)\s")
+_NOT_BUT = re.compile(r"not\s[^.,\n]{1,40}?,?\s+but\s+")
+# What follows is no answer: an explanation below it, the end of a proof.
+_BELOW = re.compile(r"\n\s*(?:Explanation|Reason(?:ing)?|Justification|Confidence|Note)\b.*|\$?\\(?:blacksquare|qed)\b\$?", re.DOTALL)
+# "the vertex is at (3, -2)", "which gives us 9": verbs before the answer of a sentence.
+_SAYS = re.compile(
+    r"\b(?:is|are|was|be|equals?|gives?|get|makes|ist|est|es|son)(?:\s(?:us|at|now|then|therefore|exactly|only|just|approximately|about|donc))*"
+    r"\s"
+)
+# "9 apples in 2 baskets", "is 9 when x = 3": numbers that only say where, when or of what.
+_WHERE = re.compile(
+    r"(?<=\w),?\s(?:in|after|within|during|when|where|for|at(?: the end of)?|attained at|reached at)(?:\s(?!total|all)[A-Za-z]+){0,2}\s"
+    r"(?:\$?[A-Za-z]\s?=\s?)?-?\d[\d.,]*\$?(?:\s[A-Za-z]+)?[.\s]*$"
+)
 _SUBJECT = re.compile(
     r"(?!sin|cos|tan|log|ln|sqrt|pi\b)(?:[A-Z][a-z]+\s+(?:[a-z]+\s+)+|there\s+\w+\s+)(?=\\?[$€£¥]?-?\d)"
 )
@@ -73,9 +88,18 @@ def _unboxed(text: str) -> str:
     phrase = answer_phrase(text)
     if phrase:
         return _result(_from_phrase(phrase))
-    lead = _LEAD.match(text.strip())
-    bare = text.strip()[lead.end() if lead else 0 :]
+    text = _BELOW.sub("", text).strip()
+    lead = _LEAD.match(text)
+    bare = text[lead.end() if lead else 0 :]
+    bare = _BECAUSE.split(bare, maxsplit=1)[0] if re.match(r"-?\d", bare) else bare
     text = text[-_LOOKED_AT:]
+    said = _SAYS.split(re.split(r"[.?!]\s|\n", text.rstrip("$. "))[-1])
+    if len(said) > 1 and re.match(r"[^$]*\d", said[-1]) and len(said[-1]) <= _SHORT:
+        words = len(_words(said[-1]))
+        if (not words and not re.search(r"\d\s[A-Za-z]\b", said[-1])) or (words < _FEW_WORDS and re.search(r"[√π×^]", said[-1])):
+            return _result(said[-1])
+    if (where := _WHERE.search(text, max(0, len(text) - 80))) and re.search(r"\d", text[: where.start()].rpartition("\n")[2]):
+        text = text[: where.start()]
     spans = list(_SPAN.finditer(text))
     # Mathematics within prose: the last of it is the answer.
     if spans and _words(text[: spans[-1].start()]):
@@ -155,7 +179,7 @@ def _result(text: str) -> str:
     """The last side of a calculation (``8 * 9 = 72``), and the number in a sentence of another script."""
     if re.match(r"[-\\$€£]{0,3}\d", text):
         text = _EXPLAINED.split(text, maxsplit=1)[0]
-    text = _IN_WORDS.sub(r"\1", text)
+    text = _NOT_BUT.sub("", text, count=1) if text.startswith("not ") else text
     if share := _PRICE.fullmatch(text) or _SHARE_OF.fullmatch(text):
         return share[1]
     sides = _CALCULATION.match(text)

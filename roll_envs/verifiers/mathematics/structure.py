@@ -6,9 +6,11 @@ Time grows with the length of the text times its nesting depth, and both are lim
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from roll_envs.verifiers.mathematics.plain_numbers import grouped, plain_number
@@ -83,7 +85,7 @@ Node = Expression | Words | Items | Brackets | Region | Equation | Matrix
 
 _OPEN, _CLOSE = "([{⦃", ")]}⦄"
 _MATRIX = re.compile(
-    r"\\begin\{(?:[pbvBV]?matrix|smallmatrix|array)\*?\}(?:\{[lcr|]*\})?(.*)\\end\{[A-Za-z]*\*?\}", re.DOTALL
+    r"[\[(]?\s*\\begin\{(?:[pbB]?matrix|smallmatrix|array)\*?\}(?:\{[lcr|]*\})?(.*)\\end\{[A-Za-z]*\*?\}\s*[\])]?", re.DOTALL
 )
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _JOIN = re.compile(r"\\text\s*\{\s*(?:,\s*)?(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])")
@@ -103,12 +105,15 @@ _YES_NO = frozenset(
 )
 _SETS = {
     **dict.fromkeys(("all real numbers", "all reals", "real numbers", "the real numbers", "reals"), "ℝ"),
-    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"), "∅"),
+    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "none"), "∅"),
+    **dict.fromkeys(("there is no solution", "there are no solutions", "there are no real solutions"), "∅"),
 }
 _FUNCTION_WORDS = frozenset("sin cos tan cot sec csc log ln exp sqrt frac pi max min gcd lcm mod".split())
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*", re.ASCII)
 _TAIL_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
 _TAIL_WORD = re.compile(r"(°[CF]?|(?<![A-Za-z\\°])[A-Za-zµΩ]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([A-Za-z]{1,12})")
+_COMPOUND = re.compile(rf"(?:\s*{_PART.pattern}\b\.?(?:,|\s+and\b)?){{2,4}}\s*")
 _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
 _TIME = re.compile(r"\d{1,2}:\d\d(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
 _INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
@@ -206,7 +211,7 @@ def _matrix(text: str, depth: int) -> list[Node]:
 
 def _single_group(text: str, depth: int) -> list[Node]:
     """The content of brackets around the whole text, such as ``{x}`` or ``(x+1)``; sets, also with several elements."""
-    if text[0] not in "{(⦃" or _closing_bracket(text) != len(text) - 1:
+    if text[0] not in "{([⦃" or _closing_bracket(text) != len(text) - 1:
         return []
     inner = text[1:-1].strip()
     several = len(split(inner)) > 1
@@ -232,6 +237,8 @@ def _region(text: str, depth: int) -> list[Node]:
     if _COMPARISON.search(body):
         return _inequalities(body)
     pieces, operators = cut(body, "∪∩∖")
+    if member and body[:1] == "⦃" and len(pieces) == 1:
+        return read(body, depth + 1)
     if len(pieces) == 1 and body.strip() not in ("ℝ", "∅") and not member:
         return []
     return [Region(kind="sets", pieces=tuple(pieces), operators=operators, variable=variable)]
@@ -249,8 +256,9 @@ def _several(text: str, depth: int) -> list[Node]:
     joined = _JOIN.sub(",", text)
     parts = _filled(joined)
     kept = [part for part in parts if not _INTEGER_CONDITION.fullmatch(part)]
-    if kept and len(kept) < len(parts):
-        return read(", ".join(kept), depth + 1)  # "k π, k ∈ ℤ"
+    if kept and len(kept) < len(parts):  # "k π, k ∈ ℤ", whatever the name of the integer
+        name = next(part[0] for part in parts if part not in kept)
+        return read(re.sub(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", "k", ", ".join(kept)), depth + 1)
     if len(parts) < 2:
         return _both_signs(text, depth) if "±" in text else []
     bare = text.lstrip("+-" + _MONEY).strip()
@@ -333,12 +341,26 @@ def _expressions(text: str) -> list[Node]:
         money = text[len(sign)]
         head, unit, _ = _cut_unit(text[len(sign) + 1 :].strip())
         return [Expression(text=sign + head, unit=read_unit(money) if unit is None or not unit.words else unit)]
+    if whole := _compound(text):
+        return [whole]
     head, unit, weak = _cut_unit(text)
     if unit is None:
         return [Expression(text=text)]
     if not weak:
         return [Expression(text=head, unit=unit)]
     return [Expression(text=text), Expression(text=head, unit=unit, maybe_variable=True)]
+
+
+def _compound(text: str) -> Expression | None:
+    """``2 hours 30 minutes`` as 150 minutes: parts in smaller and smaller units of one kind."""
+    parts = _COMPOUND.fullmatch(_TEXT.sub(r" \1 ", text))
+    found = [(Fraction(number), read_unit(word)) for number, word in _PART.findall(parts[0])] if parts else []
+    units = [unit for _, unit in found]
+    falling = all(a.factor > b.factor and a.powers == b.powers for a, b in itertools.pairwise(units))
+    if not found or not falling or any(unit.words for unit in units):
+        return None
+    total = sum((number * unit.factor for number, unit in found), Fraction(0)) / units[-1].factor
+    return Expression(text=rf"\frac{{{total.numerator}}}{{{total.denominator}}}", unit=units[-1])
 
 
 def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:

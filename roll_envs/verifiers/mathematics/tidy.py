@@ -29,7 +29,7 @@ _COMMANDS = {
     "langle": "(", "rangle": ")", "degree": "°", "degrees": "°", "infin": r"\infty ", "R": "ℝ", "Reals": "ℝ",
     "reals": "ℝ", "lor": " or ", "vee": " or ", "land": " and ", "wedge": " and ", "euro": "€", "pounds": "£",
     "textdollar": MONEY, "cdotp": r"\cdot ", "lvert": "|", "rvert": "|", "mid": "|", "colon": ":", "thinspace": " ",
-    "space": " ", "exp": r"\exp", "imath": "i", "prime": "'",
+    "space": " ", "exp": r"\exp", "imath": "i", "prime": "'", "checkmark": "",
 }  # fmt: skip
 
 _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])")
@@ -66,6 +66,18 @@ _AFTER_COMMANDS = (
     (r"\\frac\s*(?=\{)", r"\\frac"),
     (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}"),
     (r"\\sqrt\s*(\d|[A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
+    # The whole of a repeating decimal, units in a fraction or with an exponent, what introduces an answer.
+    (r"\\dot\s*\{?(\d)\}?", r"\\overline{\1}"),
+    (r"\.(\d)\1{2,}+\s*(?:\\[lc]?dots|\.\.\.|…)", r".\\overline{\1}"),
+    (r"\\frac\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}", r"\\text{\1/\2}"),
+    (r"(\\text\s*\{[^{}]*)\^\{([+-]?\d)\}", r"\1^\2"),
+    (r"°\s*\\text\s*\{\s*([CF])\s*\}", r"°\1"),
+    (r"\\text\s*\{\s*([¤€£%])\s*\}", r"\1"),
+    (r"^\s*USD\s*(?=[\d.])", MONEY),
+    (r"^\s*(?:(?:=|≈|\\approx(?![a-z]))\s*|\\text\s*\{[^{}]*(?::|\bis)\s*\}\s*(?=[^\s}]))", ""),
+    (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"(?:\\text\s*\{\s*)?all real(?:s| numbers) except(?: for)?\s*\}?\s*(?:[a-z]\s*=\s*)?([^{},=]+)$", r"ℝ∖⦃\1⦄"),
+    (r"\\pmod\s*\{?\s*(\d+)\s*\}?", r"\\bmod \1"),
     ("<=", "≤"),
     (">=", "≥"),
     ("!=", "≠"),
