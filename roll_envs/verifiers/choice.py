@@ -39,8 +39,8 @@ _GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
 _OF_LIST = re.compile(r"(?:^|\s)[(\[]?([A-Z])[).:\]] ", re.MULTILINE)
 
 _SURELY = _any(
-    "therefore thus clearly indeed definitely certainly surely probably likely most_likely actually simply in_fact also both all "
-    "only just the our my your final la le die"
+    "therefore thus clearly indeed definitely certainly surely probably likely most_likely actually simply in_fact "
+    "also both all only just the our my your final la le die"
 )
 _NAMED = (
     rf"(?:\((?=(?-i:[a-z])))?(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?"
@@ -49,7 +49,8 @@ _NAMED = (
 )
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
-    "because since as for in from above below only it_is here although though with correct right richtig korrekt the_(?:correct_|right_)?(?:answer|choice)"
+    "because since as for in from above below only it_is here although though with correct right richtig korrekt "
+    "the_(?:correct_|right_)?(?:answer|choice)"
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|{_FOLLOWING}\b|(?:选项|選項|项|項)(?![错不误誤])"
@@ -70,7 +71,8 @@ _IS = _any("is are was must_be has_to_be would_be should_be seems(?:_to_be)? loo
 _RIGHT = _any("correct right best answer bonne richtige? korrekt correcta correcte corretta correta")
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
-    rf"({_GROUP})(?:[:.)] (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?(?: {_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b| (?:richtig|korrekt)\b"
+    rf"({_GROUP})(?:[:.)] (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
+    rf"(?: {_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b| (?:richtig|korrekt)\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|正しい|正解|정답))"
 )
 # "B: yes", "(B) True.", "| B | ✅ |".
@@ -78,24 +80,31 @@ _VERDICT = re.compile(
     rf"({_GROUP})(?: ?[:.|?)–—-])? ?(?:[✓✔✅]|(?i:yes|true|correct|right|richtig|vrai)(?= ?(?:[.,;|(–—\n]|$|- | -)))"
 )
 # What may be said of several decides where it is said of one only.
+_FITTING = _any(
+    "fits? works? match(?:es)? satisf(?:y|ies) best better makes?_(?:the_)?(?:most_)?sense describes_it_best"
+    " (?:remains?|survives?|holds?|stands?)(?=[.,;!]|$)"
+)
 _FITS = re.compile(
-    rf"({_GROUP}) (?:{_any('fits? works? match(?:es)? satisf(?:y|ies) best better makes?_(?:the_)?(?:most_)?sense describes_it_best')}"
-    rf"|{_any('remains? survives? holds? stands?')}(?=[.,;!]|$)"
+    rf"({_GROUP}) (?:{_FITTING}"
     rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what it true left consistent reasonable')})\b"
 )
 _LEADS = _any(
-    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except choose chose pick select say answer choosing "
-    "picking selecting wähle choisis elijo antwort réponse respuesta ответ chọn đáp_án vote_for go(?:ing)?_(?:with|for) towards? "
-    "leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? makes? consistent_with (?:corresponds?|points?|leads?|it|switch)_to "
-    "(?:must|has_to|have_to|should|can_only)_be (?:it|that|c)['’](?:s|est) agit_de only верно correction: correct:"
+    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except choose chose pick select say "
+    "answer choosing picking selecting wähle choisis elijo antwort réponse respuesta ответ chọn đáp_án vote_for "
+    "go(?:ing)?_(?:with|for) towards? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? makes? consistent_with "
+    "(?:corresponds?|points?|leads?|it|switch)_to (?:must|has_to|have_to|should|can_only)_be "
+    "(?:it|that|c)['’](?:s|est) agit_de only верно correction: correct:"
 )
 _SUBJECT = _any(
-    "it this that which answers? options? choices? (?:right|correct|false|true|best|only)_one one_out exception statements? picks? guess richtig lösung antwort antwoord réponse "
-    "opción correcta? bonne svar risposta alternativa вариант odpowiedź правильным"
+    "it this that which answers? options? choices? (?:right|correct|false|true|best|only)_one one_out exception "
+    "statements? picks? guess richtig lösung antwort antwoord réponse opción correcta? bonne svar risposta "
+    "alternativa вариант odpowiedź правильным"
 )
-# "so B", "we choose B", "which leaves B", "the exception is B", and a letter that is a sentence by itself at the end of a line.
+_EQUALS = _any("is are was be ist est es è é är to является [—:]")
+# "so B", "we choose B", "which leaves B", "the exception is B", and a letter that is a sentence by itself at the end of
+# a line.
 _SO = re.compile(
-    rf"(?i:(?:\b{_LEADS}(?!\w)|\b{_SUBJECT}\b[^.,;:\n…]{{0,60}}? {_any('is are was be ist est es è é är to является [—:]')}(?!\w)"
+    rf"(?i:(?:\b{_LEADS}(?!\w)|\b{_SUBJECT}\b[^.,;:\n…]{{0,60}}? {_EQUALS}(?!\w)"
     rf"|因此|所以|故|而是|よって|[→⇒]|=>)[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
     rf"|(?:^(?:\d+[.)] )?|[.!?:;,…] ?)(?i:{_NAMED})({_GROUP})[.!]*$",
     re.MULTILINE,
@@ -104,9 +113,12 @@ _LAST_WORD = re.compile(r"(?<![A-Za-zΑ-ω0-9])[(\[](?:option |choice )?([A-Z])[
 
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(r"\b(?:if(?! i had)|whether|suppose|assum\w+|unless|why|how)\b", re.IGNORECASE)
+_DOUBT = _any(
+    "doubt unclear unsure nobody no_one wrong_to maybe perhaps possibly might could initially at_first was_going "
+    "common tempt\\w+ many some often people others"
+)
 _UNSURE = re.compile(
-    rf"\b{_any('doubt unclear unsure nobody no_one wrong_to maybe perhaps possibly might could initially at_first was_going common')}\b"
-    r"|\btempt|\b(?:many|some|often|people|others)\b|(?:\bnot|n['’]t) (?:think|believe|say|know|mean|clear|sure|certain|true that)\b",
+    rf"\b{_DOUBT}\b|(?:\bnot|n['’]t) (?:think|believe|say|know|mean|clear|sure|certain|true that)\b",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
@@ -256,4 +268,5 @@ def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
         return exact
     named = {x: o for x, o in texts.items() if o and re.search(rf"(?<![\w.,/-]){re.escape(o)}(?![\w/]|[.,]\d)", said)}
     rest = said.replace(*named.values(), "") if len(named) == 1 else "not"
-    return frozenset() if re.search(r"\b(?:not?|never|neither|wrong|false|incorrect|except)\b|n['’]t\b", rest) else frozenset(named)
+    denied = re.search(r"\b(?:not?|never|neither|wrong|false|incorrect|except)\b|n['’]t\b", rest)
+    return frozenset() if denied else frozenset(named)

@@ -13,17 +13,21 @@ _SPAN = re.compile(  # lengths are limited, so that delimiters without an end ta
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
 # What follows these words explains the answer.
 _STOP = re.compile(
-    r"\.\s|\.$|,?\s+\(?not\b|\s+\((?=i\.e|[a-z]{2,}[\s.,)])|\s+(?:because|since|where|which|when|as|so|for|by|after|I hope)\b|,\s+(?:because|since|as|so|which)\b"
+    r"\.\s|\.$|,?\s+\(?not\b|\s+\((?=i\.e|[a-z]{2,}[\s.,)])"
+    r"|\s+(?:because|since|where|which|when|as|so|for|by|after|I hope)\b"
+    r"|,\s+(?:because|since|as|so|which)\b"
 )
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}(?![A-Za-z}])")
 # 1,234.5 or .5, 3/4, 2e3; with a sign of money before it or a percent sign behind it.
 _NUMBER = re.compile(
-    r"[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))(?:\s*/\s*\d+(?:\.\d+)?)?(?:[eE][+-]?\d+)?\s*(?:\\?%)?"
+    r"[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
+    r"(?:\s*/\s*\d+(?:\.\d+)?)?(?:[eE][+-]?\d+)?\s*(?:\\?%)?"
 )
 # Words before an answer: "so we get", "The area is: ".
 _LEAD = re.compile(
-    r"(?:(?:so|thus|hence|therefore|it'?s|it is|this is|we get|we have|we find|i get|equals?|answer|donc|entonces|por lo tanto|portanto"
-    r"|quindi|it costs|il y a|il reste|son|são|hay|itak)\b[,:\s]*)+|(?:[A-Za-z]{2,}[\s,]+){0,3}(?:[A-Za-z]{2,}|A):\s+|(?:=>|[=≈→∴⇒])\s*",
+    r"(?:(?:so|thus|hence|therefore|it'?s|it is|this is|we get|we have|we find|i get|equals?|answer|donc"
+    r"|entonces|por lo tanto|portanto|quindi|il y a|il reste|son|são|hay)\b[,:\s]*)+"
+    r"|(?:[A-Za-z]{2,}[\s,]+){0,3}(?:[A-Za-z]{2,}|A):\s+|(?:=>|[=≈→∴⇒])\s*",
     re.IGNORECASE,
 )
 # "He earned $72": a subject and a verb before the number.
@@ -37,21 +41,22 @@ _SHARE_OF = re.compile(
     r"((?:\d++\s+)?(?=[^\s=]*\d)[^\s=]++)\s+of\s+(?:an?|the|all|his|her|its|their|our|them|those|these)\b[^$\\=]*"
 )
 _EXPLAINED = re.compile(
-    r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b|,?\s+\(?not\b|\s+\((?=i\.e|[a-z]{2,}[\s.,)])"
+    r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b"
+    r"|,?\s+\(?not\b|\s+\((?=i\.e|[a-z]{2,}[\s.,)])"
 )
 _BECAUSE = re.compile(r"(?<=\w),?\s(?:because|since|as)\s")
 _NOT_BUT = re.compile(r"not\s[^.,\n]{1,40}?,?\s+but\s+")
-# What follows is no answer: an explanation below it, the end of a proof.
-_BELOW = re.compile(r"\n\s*(?:Explanation|Reason(?:ing)?|Justification|Confidence|Note)\b.*|\$?\\(?:blacksquare|qed)\b\$?", re.DOTALL)
+_ABOVE = re.compile(r"([^\n]{0,80}\d[^\n]{0,40})\n\s?(?:Explanation|Reason(?:ing)?|Justification|Confidence)\b")
+_END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|qed)\b\$?")
 # "the vertex is at (3, -2)", "which gives us 9": verbs before the answer of a sentence.
 _SAYS = re.compile(
-    r"\b(?:is|are|was|be|equals?|gives?|get|makes|ist|est|es|son)(?:\s(?:us|at|now|then|therefore|exactly|only|just|approximately|about|donc))*"
-    r"\s"
+    r"\b(?:is|are|was|be|equals?|gives?|get|makes|ist|est|es|son)"
+    r"(?:\s(?:us|at|now|then|therefore|exactly|only|just|approximately|about|donc)){0,3}\s"
 )
 # "9 apples in 2 baskets", "is 9 when x = 3": numbers that only say where, when or of what.
 _WHERE = re.compile(
-    r"(?<=\w),?\s(?:in|after|within|during|when|where|for|at(?: the end of)?|attained at|reached at)(?:\s(?!total|all)[A-Za-z]+){0,2}\s"
-    r"(?:\$?[A-Za-z]\s?=\s?)?-?\d[\d.,]*\$?(?:\s[A-Za-z]+)?[.\s]*$"
+    r"(?<=\w),?\s(?:in|after|within|during|when|where|for|at(?: the end of)?|attained at|reached at)"
+    r"(?:\s(?!total|all)[A-Za-z]+){0,2}\s(?:\$?[A-Za-z]\s?=\s?)?-?\d[\d.,]*\$?(?:\s[A-Za-z]+)?[.\s]*$"
 )
 _SUBJECT = re.compile(
     r"(?!sin|cos|tan|log|ln|sqrt|pi\b)(?:[A-Z][a-z]+\s+(?:[a-z]+\s+)+|there\s+\w+\s+)(?=\\?[$€£¥]?-?\d)"
@@ -88,17 +93,18 @@ def _unboxed(text: str) -> str:
     phrase = answer_phrase(text)
     if phrase:
         return _result(_from_phrase(phrase))
-    text = _BELOW.sub("", text).strip()
+    text = _END_OF_PROOF.sub("", text).strip()
+    above = _ABOVE.match(text)
+    text = above[1] if above else text
     lead = _LEAD.match(text)
     bare = text[lead.end() if lead else 0 :]
     bare = _BECAUSE.split(bare, maxsplit=1)[0] if re.match(r"-?\d", bare) else bare
     text = text[-_LOOKED_AT:]
-    said = _SAYS.split(re.split(r"[.?!]\s|\n", text.rstrip("$. "))[-1])
-    if len(said) > 1 and re.match(r"[^$]*\d", said[-1]) and len(said[-1]) <= _SHORT:
-        words = len(_words(said[-1]))
-        if (not words and not re.search(r"\d\s[A-Za-z]\b", said[-1])) or (words < _FEW_WORDS and re.search(r"[√π×^]", said[-1])):
-            return _result(said[-1])
-    if (where := _WHERE.search(text, max(0, len(text) - 80))) and re.search(r"\d", text[: where.start()].rpartition("\n")[2]):
+    _, *said = _SAYS.split(re.split(r"[.?!]\s|\n", text.rstrip("$. "))[-1])
+    if said and _is_plain(said[-1]):
+        return _result(said[-1])
+    where = _WHERE.search(text, max(0, len(text) - 80))
+    if where and re.search(r"\d", text[: where.start()].rpartition("\n")[2]):
         text = text[: where.start()]
     spans = list(_SPAN.finditer(text))
     # Mathematics within prose: the last of it is the answer.
@@ -113,6 +119,14 @@ def _unboxed(text: str) -> str:
         return _joined(text, spans)
     numbers = _numbers(text)
     return numbers[-1] if numbers else bare.splitlines()[-1] if bare else ""
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it is an answer without dollar signs: no words and no unit, or a few behind more than a number."""
+    if len(text) > _SHORT or "$" in text or not re.search(r"\d", text):
+        return False
+    words = len(_words(text))
+    return words < _FEW_WORDS if re.search(r"[√π×^]", text) else not words and not re.search(r"\d\s[A-Za-z]\b", text)
 
 
 def reference_expression(reference: str) -> str:

@@ -304,10 +304,8 @@ def _is_name(side: str) -> bool:
         r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\^\{?-1\}?)?|\\(?:text|vec|overrightarrow|overline)\s*\{[^{}]*\}|[A-Za-z]\w*"
         r"|\\angle\s*[A-Z]{1,3}|\|[A-Z]{2}\|)"
     )
-    return (
-        re.fullmatch(rf"{name}(?:\s*\(\s*(?:{name}|-?\d+)(?:\s*,\s*{name})*\s*\))?|\(\s*{name}(?:\s*,\s*{name})*\s*\)", side)
-        is not None
-    )
+    point = rf"\(\s*{name}(?:\s*,\s*{name})*\s*\)"
+    return re.fullmatch(rf"{name}(?:\s*\(\s*-?\d+\s*\)|\s*{point})?|{point}", side) is not None
 
 
 def _constant(side: str) -> bool:

@@ -6,16 +6,14 @@ Time grows with the length of the text times its nesting depth, and both are lim
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 from roll_envs.verifiers.mathematics.plain_numbers import grouped, plain_number
 from roll_envs.verifiers.mathematics.tidy import MONEY
-from roll_envs.verifiers.mathematics.units import Unit, is_unit_word, read_unit
+from roll_envs.verifiers.mathematics.units import Unit, compound, is_unit_word, read_unit
 
 MAX_ITEMS = 200
 MAX_DEPTH = 12
@@ -85,7 +83,8 @@ Node = Expression | Words | Items | Brackets | Region | Equation | Matrix
 
 _OPEN, _CLOSE = "([{⦃", ")]}⦄"
 _MATRIX = re.compile(
-    r"[\[(]?\s*\\begin\{(?:[pbB]?matrix|smallmatrix|array)\*?\}(?:\{[lcr|]*\})?(.*)\\end\{[A-Za-z]*\*?\}\s*[\])]?", re.DOTALL
+    r"[\[(]?\s*\\begin\{(?:[pbB]?matrix|smallmatrix|array)\*?\}(?:\{[lcr|]*\})?(.*)\\end\{[A-Za-z]*\*?\}\s*[\])]?",
+    re.DOTALL,
 )
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _JOIN = re.compile(r"\\text\s*\{\s*(?:,\s*)?(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])")
@@ -112,8 +111,6 @@ _FUNCTION_WORDS = frozenset("sin cos tan cot sec csc log ln exp sqrt frac pi max
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*", re.ASCII)
 _TAIL_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
 _TAIL_WORD = re.compile(r"(°[CF]?|(?<![A-Za-z\\°])[A-Za-zµΩ]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
-_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([A-Za-z]{1,12})")
-_COMPOUND = re.compile(rf"(?:\s*{_PART.pattern}\b\.?(?:,|\s+and\b)?){{2,4}}\s*")
 _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
 _TIME = re.compile(r"\d{1,2}:\d\d(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
 _INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
@@ -341,26 +338,14 @@ def _expressions(text: str) -> list[Node]:
         money = text[len(sign)]
         head, unit, _ = _cut_unit(text[len(sign) + 1 :].strip())
         return [Expression(text=sign + head, unit=read_unit(money) if unit is None or not unit.words else unit)]
-    if whole := _compound(text):
-        return [whole]
+    if whole := compound(_TEXT.sub(r" \1 ", text)):
+        return [Expression(text=rf"\frac{{{whole[0].numerator}}}{{{whole[0].denominator}}}", unit=whole[1])]
     head, unit, weak = _cut_unit(text)
     if unit is None:
         return [Expression(text=text)]
     if not weak:
         return [Expression(text=head, unit=unit)]
     return [Expression(text=text), Expression(text=head, unit=unit, maybe_variable=True)]
-
-
-def _compound(text: str) -> Expression | None:
-    """``2 hours 30 minutes`` as 150 minutes: parts in smaller and smaller units of one kind."""
-    parts = _COMPOUND.fullmatch(_TEXT.sub(r" \1 ", text))
-    found = [(Fraction(number), read_unit(word)) for number, word in _PART.findall(parts[0])] if parts else []
-    units = [unit for _, unit in found]
-    falling = all(a.factor > b.factor and a.powers == b.powers for a, b in itertools.pairwise(units))
-    if not found or not falling or any(unit.words for unit in units):
-        return None
-    total = sum((number * unit.factor for number, unit in found), Fraction(0)) / units[-1].factor
-    return Expression(text=rf"\frac{{{total.numerator}}}{{{total.denominator}}}", unit=units[-1])
 
 
 def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
