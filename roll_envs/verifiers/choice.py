@@ -40,7 +40,7 @@ _OF_LIST = re.compile(r"(?:^|\s)[(\[]?([A-Z])[).:\]] ", re.MULTILINE)
 
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_likely actually simply in_fact "
-    "also both all only just the our my your final la le die"
+    "also both all only just ultimately the our my your final la le die"
 )
 _NAMED = (
     rf"(?:\((?=(?-i:[a-z])))?(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?"
@@ -54,7 +54,7 @@ _FOLLOWING = _any(
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|{_FOLLOWING}\b|(?:选项|選項|项|項)(?![错不误誤])"
-    r"|です|である|だ|とな|입니다|이다)))(?!\W{0,3}(?:incorrect|wrong|false|no)\b)"
+    r"|です|である|だ|とな|번|입니다|이다)))(?!\W{0,3}(?:incorrect|wrong|false|no)\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
@@ -68,51 +68,57 @@ _DENIED = re.compile(
     rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)"
 )
 _IS = _any("is are was must_be has_to_be would_be should_be seems(?:_to_be)? looks ist est es è é")
-_RIGHT = _any("correct right best answer bonne richtige? korrekt correcta correcte corretta correta")
+_RIGHT = _any(
+    "correct right best answer way pick choice all_that bonne richtige? korrekt correcta correcte corretta correta"
+)
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
     rf"({_GROUP})(?:[:.)] (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
     rf"(?: {_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b| (?:richtig|korrekt)\b"
-    r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|正しい|正解|정답))"
+    r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|对|正しい|正解|정답|맞))"
 )
 # "B: yes", "(B) True.", "| B | ✅ |".
 _VERDICT = re.compile(
     rf"({_GROUP})(?: ?[:.|?)–—-])? ?(?:[✓✔✅]|(?i:yes|true|correct|right|richtig|vrai)(?= ?(?:[.,;|(–—\n]|$|- | -)))"
+    rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅]$",
+    re.MULTILINE,
 )
 # What may be said of several decides where it is said of one only.
 _FITTING = _any(
-    "fits? works? match(?:es)? satisf(?:y|ies) best better makes?_(?:the_)?(?:most_)?sense describes_it_best"
+    "fits? works? match(?:es)? satisf(?:y|ies) best better makes?_(?:the_)?(?:most_|more_)?sense describes_it_best"
     " (?:remains?|survives?|holds?|stands?)(?=[.,;!]|$)"
 )
 _FITS = re.compile(
+    rf"(?:^|[^A-Za-z ] ?|\b{_any('options? choices? answers? statements? so and but that only because is')} )"
     rf"({_GROUP}) (?:{_FITTING}"
     rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what it true left consistent reasonable')})\b"
 )
 _LEADS = _any(
+    "arrived?_at settled?_on looks_like money_on mark expects listed_as "
     "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except choose chose pick select say "
     "answer choosing picking selecting wähle choisis elijo antwort réponse respuesta ответ chọn đáp_án vote_for "
-    "go(?:ing)?_(?:with|for) towards? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? makes? consistent_with "
-    "(?:corresponds?|points?|leads?|it|switch)_to (?:must|has_to|have_to|should|can_only)_be "
+    "go(?:ing)?_(?:with|for) towards? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? makes? "
+    "consistent_with (?:corresponds?|points?|leads?|it|switch)_to (?:must|has_to|have_to|should|can_only)_be "
     "(?:it|that|c)['’](?:s|est) agit_de only верно correction: correct:"
 )
 _SUBJECT = _any(
     "it this that which answers? options? choices? (?:right|correct|false|true|best|only)_one one_out exception "
     "statements? picks? guess richtig lösung antwort antwoord réponse opción correcta? bonne svar risposta "
-    "alternativa вариант odpowiedź правильным"
+    "alternativa opção response verdict вариант odpowiedź правильным"
 )
 _EQUALS = _any("is are was be ist est es è é är to является [—:]")
 # "so B", "we choose B", "which leaves B", "the exception is B", and a letter that is a sentence by itself at the end of
 # a line.
 _SO = re.compile(
     rf"(?i:(?:\b{_LEADS}(?!\w)|\b{_SUBJECT}\b[^.,;:\n…]{{0,60}}? {_EQUALS}(?!\w)"
-    rf"|因此|所以|故|而是|よって|[→⇒]|=>)[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
-    rf"|(?:^(?:\d+[.)] )?|[.!?:;,…] ?)(?i:{_NAMED})({_GROUP})[.!]*$",
+    rf"|因此|所以|故|而是|よって|[→⇒]|=>)[ ,:]{{0,3}}{_NAMED})({_GROUP})(?! ?:){_END}"
+    rf"|(?:^(?:\d+[.)] )?|[.!?:;,…] ?)(?i:{_NAMED})({_GROUP})[.!…]*$",
     re.MULTILINE,
 )
 _LAST_WORD = re.compile(r"(?<![A-Za-zΑ-ω0-9])[(\[](?:option |choice )?([A-Z])[)\]][.!]?$", re.MULTILINE)
 
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
-_SUPPOSED = re.compile(r"\b(?:if(?! i had)|whether|suppose|assum\w+|unless|why|how)\b", re.IGNORECASE)
+_SUPPOSED = re.compile(r"\b(?:if(?! i had)|whether|suppose|assum\w+|unless|(?<!\bis )why|how)\b", re.IGNORECASE)
 _DOUBT = _any(
     "doubt unclear unsure nobody no_one wrong_to maybe perhaps possibly might could initially at_first was_going "
     "common tempt\\w+ many some often people others"
@@ -219,7 +225,7 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> list[tuple[i
         group = match.lastindex or 0
         said.append((match.start(), match.end(group), _named(match[group])))
     if verdicts := list(_VERDICT.finditer(text)):  # of a list of verdicts, all the letters that are right
-        found = frozenset().union(*(_named(match[1]) for match in verdicts))
+        found = frozenset().union(*(_named(match[match.lastindex or 0]) for match in verdicts))
         said.append((verdicts[-1].start(), verdicts[-1].end(), found))
     kept = [(start, found) for start, end, found in said if found and _asserted(text, start, end)]
     return sorted(kept, key=lambda one: one[0])
@@ -267,6 +273,6 @@ def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     if exact or len(said) > 100 or "?" in text:
         return exact
     named = {x: o for x, o in texts.items() if o and re.search(rf"(?<![\w.,/-]){re.escape(o)}(?![\w/]|[.,]\d)", said)}
-    rest = said.replace(*named.values(), "") if len(named) == 1 else "not"
+    rest = said.replace("".join(named.values()), "") if len(named) == 1 else "not"
     denied = re.search(r"\b(?:not?|never|neither|wrong|false|incorrect|except)\b|n['’]t\b", rest)
     return frozenset() if denied else frozenset(named)

@@ -24,8 +24,8 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
 )
 _TAGS = ("answer", "final_answer", "solution")
-# Special tokens of chat templates, and a tag that was cut off.
-_TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn)>|</[a-z_]{0,12}$")
+# Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
+_TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$")
 _IN_JSON = re.compile(r'"(?:final_)?answer"\s*+:\s*+"?([^"\n{}\[\]]{1,300}?)"?\s*+[,}\n]', re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 # The first alternative passes over escaped braces.

@@ -13,21 +13,21 @@ _SPAN = re.compile(  # lengths are limited, so that delimiters without an end ta
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
 # What follows these words explains the answer.
 _STOP = re.compile(
-    r"\.\s|\.$|,?\s+\(?not\b|\s+\((?=i\.e|[a-z]{2,}[\s.,)])"
+    r"\.\s|\.$|\s+\((?=i\.e|(?:\d+\s)?[a-z]{2,}[\s.,)])"
     r"|\s+(?:because|since|where|which|when|as|so|for|by|after|I hope)\b"
     r"|,\s+(?:because|since|as|so|which)\b"
 )
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}(?![A-Za-z}])")
 # 1,234.5 or .5, 3/4, 2e3; with a sign of money before it or a percent sign behind it.
 _NUMBER = re.compile(
-    r"[$€£]?-?(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
+    r"[$€£]?-?(?:\d+ (?=\d+/\d))?(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
     r"(?:\s*/\s*\d+(?:\.\d+)?)?(?:[eE][+-]?\d+)?\s*(?:\\?%)?"
 )
 # Words before an answer: "so we get", "The area is: ".
 _LEAD = re.compile(
-    r"(?:(?:so|thus|hence|therefore|it'?s|it is|this is|we get|we have|we find|i get|equals?|answer|donc"
+    r"(?:(?:so|thus|hence|therefore|it'?s|it is|this is|we get|we have|we find|i get|equals?|answer|ans\.|donc"
     r"|entonces|por lo tanto|portanto|quindi|il y a|il reste|son|são|hay)\b[,:\s]*)+"
-    r"|(?:[A-Za-z]{2,}[\s,]+){0,3}(?:[A-Za-z]{2,}|A):\s+|(?:=>|[=≈→∴⇒])\s*",
+    r"|(?:[A-Za-z]{2,}[\s,]+){0,3}(?:[A-Za-z]{2,}|A):\s+|(?:when|if|for)\s[^,.\n]{1,30},\s+|(?:=>|[=≈→∴⇒])\s*",
     re.IGNORECASE,
 )
 # "He earned $72": a subject and a verb before the number.
@@ -42,15 +42,16 @@ _SHARE_OF = re.compile(
 )
 _EXPLAINED = re.compile(
     r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b"
-    r"|,?\s+\(?not\b|\s+\((?=i\.e|[a-z]{2,}[\s.,)])"
+    r"|\s+\((?=i\.e|(?:\d+\s)?[a-z]{2,}[\s.,)])"
 )
 _BECAUSE = re.compile(r"(?<=\w),?\s(?:because|since|as)\s")
-_NOT_BUT = re.compile(r"not\s[^.,\n]{1,40}?,?\s+but\s+")
+# What an answer is said not to be: "9, not 8", "9 rather than 8", "not 8 but 9".
+_CONTRAST = re.compile(r",?\s\(?(?:and not|not|n't|rather than|instead of)\s[-$]{0,3}\d[\d.,/]{0,20}\)?(?:\sbut\b)?")
 _ABOVE = re.compile(r"([^\n]{0,80}\d[^\n]{0,40})\n\s?(?:Explanation|Reason(?:ing)?|Justification|Confidence)\b")
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|qed)\b\$?")
 # "the vertex is at (3, -2)", "which gives us 9": verbs before the answer of a sentence.
 _SAYS = re.compile(
-    r"\b(?:is|are|was|be|equals?|gives?|get|makes|ist|est|es|son)"
+    r"\b(?:is|are|was|be|equals?|gives?|get|makes|ist|est|es|son|é|è)"
     r"(?:\s(?:us|at|now|then|therefore|exactly|only|just|approximately|about|donc)){0,3}\s"
 )
 # "9 apples in 2 baskets", "is 9 when x = 3": numbers that only say where, when or of what.
@@ -90,6 +91,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 
 
 def _unboxed(text: str) -> str:
+    text = _CONTRAST.sub("", text)
     phrase = answer_phrase(text)
     if phrase:
         return _result(_from_phrase(phrase))
@@ -126,7 +128,11 @@ def _is_plain(text: str) -> bool:
     if len(text) > _SHORT or "$" in text or not re.search(r"\d", text):
         return False
     words = len(_words(text))
-    return words < _FEW_WORDS if re.search(r"[√π×^]", text) else not words and not re.search(r"\d\s[A-Za-z]\b", text)
+    return (
+        words < _FEW_WORDS
+        if re.search(r"[√π×^]", text)
+        else not words and not re.search(r"\d\s[A-Za-z](?![A-Za-z])", text)
+    )
 
 
 def reference_expression(reference: str) -> str:
@@ -193,7 +199,6 @@ def _result(text: str) -> str:
     """The last side of a calculation (``8 * 9 = 72``), and the number in a sentence of another script."""
     if re.match(r"[-\\$€£]{0,3}\d", text):
         text = _EXPLAINED.split(text, maxsplit=1)[0]
-    text = _NOT_BUT.sub("", text, count=1) if text.startswith("not ") else text
     if share := _PRICE.fullmatch(text) or _SHARE_OF.fullmatch(text):
         return share[1]
     sides = _CALCULATION.match(text)

@@ -110,7 +110,9 @@ _SETS = {
 _FUNCTION_WORDS = frozenset("sin cos tan cot sec csc log ln exp sqrt frac pi max min gcd lcm mod".split())
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*", re.ASCII)
 _TAIL_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
-_TAIL_WORD = re.compile(r"(°[CF]?|(?<![A-Za-z\\°])[A-Za-zµΩ]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
+_TAIL_WORD = re.compile(
+    r"(°[CF]?|(?<![^\W\d_])(?<![\\°])[^\W\d_]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$"
+)
 _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
 _TIME = re.compile(r"\d{1,2}:\d\d(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
 _INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
@@ -128,6 +130,8 @@ def read(text: str, depth: int = 0) -> list[Node]:
     if _TIME.fullmatch(text):
         # A time of day, or a ratio.
         return [Words(text=text), *([] if re.search(r"m|:00", text) else [Expression(text=text)])]
+    if whole := compound(_TEXT.sub(r" \1 ", text)):
+        return [Expression(text=rf"\frac{{{whole[0].numerator}}}{{{whole[0].denominator}}}", unit=whole[1])]
     words = _as_words(text)
     if words is not None:
         inner = _TEXT.fullmatch(text)
@@ -338,8 +342,6 @@ def _expressions(text: str) -> list[Node]:
         money = text[len(sign)]
         head, unit, _ = _cut_unit(text[len(sign) + 1 :].strip())
         return [Expression(text=sign + head, unit=read_unit(money) if unit is None or not unit.words else unit)]
-    if whole := compound(_TEXT.sub(r" \1 ", text)):
-        return [Expression(text=rf"\frac{{{whole[0].numerator}}}{{{whole[0].denominator}}}", unit=whole[1])]
     head, unit, weak = _cut_unit(text)
     if unit is None:
         return [Expression(text=text)]
@@ -381,6 +383,7 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
         rest = rest[: match.start()].rstrip()
     if not pieces or not rest or not re.search(r"[\w}\])°]$", rest) or pieces[0] in ("/", "*", "\\cdot", "per"):
         return text, None, False
+    weak = weak and "/" not in pieces  # "m/s"
     words = " ".join(pieces).replace(MONEY, " dollars").split()
     rest = rest.removesuffix("\\cdot").rstrip()
     while words and words[0].casefold() in _COUNTS:

@@ -6,14 +6,15 @@ Signs that ``structure`` parses become single characters: ``⦃`` and ``⦄`` ar
 from __future__ import annotations
 
 import re
+import unicodedata
 
 MONEY = "¤"
 """Stands for a dollar sign that means money."""
 
 _SIGNS: dict[int, str] = str.maketrans({
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ",
-    "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "≠": "≠", "≦": "≤", "≧": "≥", "⩽": "≤", "⩾": "≥", "²": "^{2}",
-    "³": "^{3}", "⁴": "^{4}", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "º": "°", "\u00a0": " ",
+    "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "≠": "≠", "≦": "≤", "≧": "≥", "⩽": "≤", "⩾": "≥",
+    "∠": r"\angle ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "º": "°", "\u00a0": " ",
     "\u2009": " ", "\u202f": " ", "’": "'", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "％": "%",
 })  # fmt: skip
 
@@ -89,6 +90,7 @@ _EDGE = " \t\r\n,;:"
 
 def tidy(text: str) -> str:
     r"""``tidy(r"\left( \dfrac12, 3\% \right)$")`` is ``r"( \frac{1}{2}, 3% )"``."""
+    text = re.sub(r"[⁰¹²³⁴-⁹⁻]+", lambda match: f"^{{{unicodedata.normalize('NFKC', match[0])}}}", text)
     text = _money(text.translate(_SIGNS))
     for pattern, written in _BEFORE_COMMANDS:
         text = re.sub(pattern, written, text)
