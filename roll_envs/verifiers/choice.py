@@ -33,7 +33,7 @@ _SPACES = re.compile(r"[^\S\n]+|~")
 
 # In brackets, or bare where it is no part of a word, a number, a contraction ("I'm") or a formula ("A = 5", "P(A)").
 _BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
-_LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
+_LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
 _AND = _any("and or nor und oder et ou y и noch ni")
 _GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
 _OF_LIST = re.compile(r"(?:^|\s)[(\[]?([A-Z])[).:\]] ", re.MULTILINE)
@@ -49,12 +49,12 @@ _NAMED = (
 )
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
-    "because since as for in from above below only it_is here although though with correct right richtig korrekt "
-    "the_(?:correct_|right_)?(?:answer|choice)"
+    "because since as for in on from above below to_me only it_is here although though with "
+    "correct right richtig korrekt the_(?:correct_|right_)?(?:answer|choice)"
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|{_FOLLOWING}\b|(?:选项|選項|项|項)(?![错不误誤])"
-    r"|です|である|だ|とな|번|입니다|이다)))(?!\W{0,3}(?:incorrect|wrong|false|no)\b)"
+    r"|です|である|だ|とな|번|입니다|이다)))(?!\W{0,3}(?:incorrect|wrong|false)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
@@ -67,7 +67,7 @@ _DENIED = re.compile(
     rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}}) ?"
     rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)"
 )
-_IS = _any("is are was must_be has_to_be would_be should_be seems(?:_to_be)? looks ist est es è é")
+_IS = _any("is are was must_be has_to_be would_be should_be appears_to_be seems(?:_to_be)? looks ist est es è é")
 _RIGHT = _any(
     "correct right best answer way pick choice all_that bonne richtige? korrekt correcta correcte corretta correta"
 )
@@ -86,10 +86,10 @@ _VERDICT = re.compile(
 # What may be said of several decides where it is said of one only.
 _FITTING = _any(
     "fits? works? match(?:es)? satisf(?:y|ies) best better makes?_(?:the_)?(?:most_|more_)?sense describes_it_best"
-    " (?:remains?|survives?|holds?|stands?)(?=[.,;!]|$)"
+    " (?:remains?|survives?|holds?|stands?|wins|passes|follows|it_is)(?=[.,;!]|_it|$)"
 )
 _FITS = re.compile(
-    rf"(?:^|[^A-Za-z ] ?|\b{_any('options? choices? answers? statements? so and but that only because is')} )"
+    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('options? choices? answers? statements? so and but that only because is')}) )"
     rf"({_GROUP}) (?:{_FITTING}"
     rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what it true left consistent reasonable')})\b"
 )
@@ -99,11 +99,12 @@ _LEADS = _any(
     "answer choosing picking selecting wähle choisis elijo antwort réponse respuesta ответ chọn đáp_án vote_for "
     "go(?:ing)?_(?:with|for) towards? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? makes? "
     "consistent_with (?:corresponds?|points?|leads?|it|switch)_to (?:must|has_to|have_to|should|can_only)_be "
-    "(?:it|that|c)['’](?:s|est) agit_de only верно correction: correct:"
+    "(?:it|that|c|answer)['’](?:s|est) es_la answer,[^,\\n]{1,40},_is agit_de only верно correction: correct:"
 )
 _SUBJECT = _any(
     "it this that which answers? options? choices? (?:right|correct|false|true|best|only)_one one_out exception "
-    "statements? picks? guess richtig lösung antwort antwoord réponse opción correcta? bonne svar risposta "
+    "statements? picks? fit match winner guess "
+    "richtig lösung antwort antwoord réponse opción correcta? bonne svar risposta "
     "alternativa opção response verdict вариант odpowiedź правильным"
 )
 _EQUALS = _any("is are was be ist est es è é är to является [—:]")
@@ -120,7 +121,7 @@ _LAST_WORD = re.compile(r"(?<![A-Za-zΑ-ω0-9])[(\[](?:option |choice )?([A-Z])[
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(r"\b(?:if(?! i had)|whether|suppose|assum\w+|unless|(?<!\bis )why|how)\b", re.IGNORECASE)
 _DOUBT = _any(
-    "doubt unclear unsure nobody no_one wrong_to maybe perhaps possibly might could initially at_first was_going "
+    "doubt unclear unsure nobody no_one wrong_to may maybe perhaps possibly might could initially at_first was_going "
     "common tempt\\w+ many some often people others"
 )
 _UNSURE = re.compile(

@@ -64,7 +64,7 @@ _HASHES = re.compile(r"^#### *", re.MULTILINE)
 # Emphasis of Markdown; between letters or digits two stars are a power.
 _STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_])__|__(?![A-Za-z0-9_])|`")
 _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?![\w(*])")
-_HEADING = re.compile(r"^[ \t]*(?:#{1,3}|#{5,6}|>)[ \t]+", re.MULTILINE)
+_HEADING = re.compile(r"^[ \t]*(?:#{1,3}|#{5,6}|>|\*)[ \t]+", re.MULTILINE)
 _FULL_WIDTH = str.maketrans("：，；（）［］＝％？！０１２３４５６７８９", ":,;()[]=%?!0123456789")
 # What may stand between two boxes that are one answer: "and", "or", a comma, a semicolon, and delimiters of
 # mathematics.

@@ -42,7 +42,7 @@ _SHARE_OF = re.compile(
 )
 _EXPLAINED = re.compile(
     r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b"
-    r"|\s+\((?=i\.e|(?:\d+\s)?[a-z]{2,}[\s.,)])"
+    r"|\s+\((?=i\.e|(?:\d+\s)?[a-z]{2,}[\s.,)-])|,\si\.e\.|,\sor\s(?=[\d.]{1,9}%)"
 )
 _BECAUSE = re.compile(r"(?<=\w),?\s(?:because|since|as)\s")
 # What an answer is said not to be: "9, not 8", "9 rather than 8", "not 8 but 9".
@@ -51,8 +51,8 @@ _ABOVE = re.compile(r"([^\n]{0,80}\d[^\n]{0,40})\n\s?(?:Explanation|Reason(?:ing
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|qed)\b\$?")
 # "the vertex is at (3, -2)", "which gives us 9": verbs before the answer of a sentence.
 _SAYS = re.compile(
-    r"\b(?:is|are|was|be|equals?|gives?|get|makes|ist|est|es|son|é|è)"
-    r"(?:\s(?:us|at|now|then|therefore|exactly|only|just|approximately|about|donc)){0,3}\s"
+    r"\b(?:is|are|was|be|equals?|gives?|get|makes|so|thus|hence|therefore|ist|est|es|son|é|è)"
+    r"(?:\s(?:us|at|now|then|therefore|exactly|only|just|approximately|about|donc)){0,3}\s|[→⇒]\s"
 )
 # "9 apples in 2 baskets", "is 9 when x = 3": numbers that only say where, when or of what.
 _WHERE = re.compile(
@@ -62,8 +62,14 @@ _WHERE = re.compile(
 _SUBJECT = re.compile(
     r"(?!sin|cos|tan|log|ln|sqrt|pi\b)(?:[A-Z][a-z]+\s+(?:[a-z]+\s+)+|there\s+\w+\s+)(?=\\?[$€£¥]?-?\d)"
 )
-_CALCULATION = re.compile(r"[^A-Za-z\\=]*=(?:[^A-Za-z\\=]*=)*\s*(?=[^=\s])")
-_OPERATION = re.compile(r"^\W*=|\d\s*[-+*/×÷]\s*[$€£]?[\d(]")
+# "7 boxes × 8 pens = ": words may stand in it, but no variables.
+_CALCULATION = re.compile(
+    r"(?:[A-Za-z]{2,}|\\(?:times|cdot|div|\$)|[^A-Za-z\\=])*+=(?:(?:[A-Za-z]{2,}|[^A-Za-z\\=])*=)?+\s*(?=[^=\s])"
+)
+_OPERATION = re.compile(r"^\W*=|\d\s*[-+*/×÷]\s*[$€£]?[\d(]|×|\\times|\\cdot")
+_STATED = re.compile(
+    r"[A-Z][^\d]{0,60}\b(?:has|have|had|is|are|was|were|will|takes|costs|needs)\b[^\d]{0,40}", re.IGNORECASE
+)
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 _STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)"
 _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
@@ -110,7 +116,7 @@ def _unboxed(text: str) -> str:
         text = text[: where.start()]
     spans = list(_SPAN.finditer(text))
     # Mathematics within prose: the last of it is the answer.
-    if spans and _words(text[: spans[-1].start()]):
+    if spans and (_words(text[: spans[-1].start()]) or re.match(r" (?:is|are)\b", text[spans[-1].end() :])):
         return _joined(text, spans)
     if len(bare) <= _SHORT and "\n" not in bare and not _is_prose(bare) and not _SUBJECT.match(bare):
         return _result(bare)
@@ -174,7 +180,9 @@ def _words(text: str) -> list[str]:
 def _from_phrase(phrase: str) -> str:
     spans = list(_SPAN.finditer(phrase))
     if not spans:
-        return _STOP.split(phrase, maxsplit=1)[0].strip() if _is_prose(phrase) else phrase
+        said = _STOP.split(phrase, maxsplit=1)[0].strip() if _is_prose(phrase) else phrase
+        numbers = _numbers(said)  # "the shop has 56 pens"
+        return numbers[0] if len(numbers) == 1 and _STATED.match(said) else said
     # "$x=1$ or $x=2$" is one answer; mathematics after further words does not belong to it.
     end, kept = spans[0].end(), [spans[0]]
     for span in spans[1:]:

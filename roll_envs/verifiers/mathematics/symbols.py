@@ -44,7 +44,7 @@ def parse(text: str) -> Any:
         return _in_base(match[1], int(match[2]))
     if match := _MODULO.fullmatch(text):
         return sympy.Integer(int(match[1]) % int(match[2])) if int(match[2]) else sympy.nan
-    if re.search(r"\d'", text):
+    if re.search(r"\d'(?!\d)", text):
         raise Unparsed("a prime behind a number")  # minutes of an angle, which the parser would leave out
     try:
         normal = normalize_latex(text, config=_CONFIG)

@@ -66,6 +66,7 @@ _AFTER_COMMANDS = (
     (r"\\frac\s*(\d)\s*(?=\{)", r"\\frac{\1}"),
     (r"\\frac\s*(?=\{)", r"\\frac"),
     (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+    (r"\\frac\s*(\\pi)\s*(\d)", r"\\frac{\1}{\2}"),
     (r"\\sqrt\s*(\d|[A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
     # The whole of a repeating decimal, units in a fraction or with an exponent, what introduces an answer.
     (r"\\dot\s*\{?(\d)\}?", r"\\overline{\1}"),
