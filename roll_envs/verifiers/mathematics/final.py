@@ -12,11 +12,11 @@ _SPAN = re.compile(  # lengths are limited, so that delimiters without an end ta
 )
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
 # What follows these words explains the answer.
-_STOP = re.compile(
-    r"\.\s|\.$|\s+\((?=i\.e|(?:\d+\s)?[a-z]{2,}[\s.,)])"
-    r"|\s+(?:because|since|where|which|when|as|so|for|by|after|I hope)\b"
-    r"|,\s+(?:because|since|as|so|which)\b"
+_EXPLAINED = re.compile(
+    r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b"
+    r"|\s+\((?=i\.e|(?:\d+\s)?[a-z]{2,}[\s.,)-])|,\si\.e\.|,\sor\s(?=[\d.]{1,9}%)"
 )
+_STOP = re.compile(rf"{_EXPLAINED.pattern}|\.$|\s+(?:where|when|as|so|for|by|after)\b")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}(?![A-Za-z}])")
 # 1,234.5 or .5, 3/4, 2e3; with a sign of money before it or a percent sign behind it.
 _NUMBER = re.compile(
@@ -40,10 +40,6 @@ _PRICE = re.compile(r"(\\?[$€£]\d[\d,.]*\d|\\?[$€£]\d)\s+(?:per|a|each|eve
 _SHARE_OF = re.compile(
     r"((?:\d++\s+)?(?=[^\s=]*\d)[^\s=]++)\s+of\s+(?:an?|the|all|his|her|its|their|our|them|those|these)\b[^$\\=]*"
 )
-_EXPLAINED = re.compile(
-    r"\.\s|\s+(?:because|since|which|I hope)\b|,\s+(?:because|since|as|so|which)\b"
-    r"|\s+\((?=i\.e|(?:\d+\s)?[a-z]{2,}[\s.,)-])|,\si\.e\.|,\sor\s(?=[\d.]{1,9}%)"
-)
 _BECAUSE = re.compile(r"(?<=\w),?\s(?:because|since|as)\s")
 # What an answer is said not to be: "9, not 8", "9 rather than 8", "not 8 but 9".
 _CONTRAST = re.compile(r",?\s\(?(?:and not|not|n't|rather than|instead of)\s[-$]{0,3}\d[\d.,/]{0,20}\)?(?:\sbut\b)?")
@@ -64,7 +60,7 @@ _SUBJECT = re.compile(
 )
 # "7 boxes × 8 pens = ": words may stand in it, but no variables.
 _CALCULATION = re.compile(
-    r"(?:[A-Za-z]{2,}|\\(?:times|cdot|div|\$)|[^A-Za-z\\=])*+=(?:(?:[A-Za-z]{2,}|[^A-Za-z\\=])*=)?+\s*(?=[^=\s])"
+    r"(?:[A-Za-z]{2,}|\\(?:times|cdot|div|\$)|[^A-Za-z\\=])*+=(?:(?:[A-Za-z]{2,}|[^A-Za-z\\=])*+=)*+\s*(?=[^=\s])"
 )
 _OPERATION = re.compile(r"^\W*=|\d\s*[-+*/×÷]\s*[$€£]?[\d(]|×|\\times|\\cdot")
 _STATED = re.compile(
