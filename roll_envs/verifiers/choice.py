@@ -67,7 +67,7 @@ _DENIED = re.compile(
     rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}}) ?"
     rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)"
 )
-_IS = _any("is are was must_be has_to_be would_be should_be appears_to_be seems(?:_to_be)? looks ist est es è é")
+_IS = _any("is are was must_be has_to_be would_be should_be appears_to_be seems(?:_to_be)? looks sounds ist est es è é")
 _RIGHT = _any(
     "correct right best answer way pick choice all_that bonne richtige? korrekt correcta correcte corretta correta"
 )
@@ -94,7 +94,7 @@ _FITS = re.compile(
     rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what it true left consistent reasonable')})\b"
 )
 _LEADS = _any(
-    "arrived?_at settled?_on looks_like money_on mark expects listed_as "
+    "arrived?_at settled?_on looks_like money_on bet_on goes_to mark circle expects es это listed_as "
     "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except choose chose pick select say "
     "answer choosing picking selecting wähle choisis elijo antwort réponse respuesta ответ chọn đáp_án vote_for "
     "go(?:ing)?_(?:with|for) towards? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? makes? "
@@ -102,7 +102,8 @@ _LEADS = _any(
     "(?:it|that|c|answer)['’](?:s|est) es_la answer,[^,\\n]{1,40},_is agit_de only верно correction: correct:"
 )
 _SUBJECT = _any(
-    "it this that which answers? options? choices? (?:right|correct|false|true|best|only)_one one_out exception "
+    "it es this that which answers? solution options? choices? (?:right|correct|false|true|best|only)_one one_out "
+    "exception "
     "statements? picks? fit match winner guess "
     "richtig lösung antwort antwoord réponse opción correcta? bonne svar risposta "
     "alternativa opção response verdict вариант odpowiedź правильным"
@@ -112,7 +113,7 @@ _EQUALS = _any("is are was be ist est es è é är to является [—:]")
 # a line.
 _SO = re.compile(
     rf"(?i:(?:\b{_LEADS}(?!\w)|\b{_SUBJECT}\b[^.,;:\n…]{{0,60}}? {_EQUALS}(?!\w)"
-    rf"|因此|所以|故|而是|よって|[→⇒]|=>)[ ,:]{{0,3}}{_NAMED})({_GROUP})(?! ?:){_END}"
+    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>)[ ,:]{{0,3}}{_NAMED})({_GROUP})(?! ?:){_END}"
     rf"|(?:^(?:\d+[.)] )?|[.!?:;,…] ?)(?i:{_NAMED})({_GROUP})[.!…]*$",
     re.MULTILINE,
 )
@@ -259,7 +260,7 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
 
 
 def _bare(text: str) -> str:
-    return _SPACES.sub(" ", _MARKUP.sub("", text)).strip().lstrip("-•> ")
+    return _SPACES.sub(" ", _MARKUP.sub("", text)).strip().lstrip("-•>→✅✔️👉 ")
 
 
 def _named(group: str) -> frozenset[str]:

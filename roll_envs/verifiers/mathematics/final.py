@@ -25,7 +25,7 @@ _NUMBER = re.compile(
 )
 # Words before an answer: "so we get", "The area is: ".
 _LEAD = re.compile(
-    r"(?:(?:so|thus|hence|therefore|it'?s|it is|this is|we get|we have|we find|i get|equals?|answer|ans\.|donc"
+    r"(?:(?:so|thus|hence|therefore|it'?s|that'?s|it is|this is|we get|we have|we find|i get|equals?|answer|ans\.|donc"
     r"|entonces|por lo tanto|portanto|quindi|il y a|il reste|son|são|hay)\b[,:\s]*)+"
     r"|(?:[A-Za-z]{2,}[\s,]+){0,3}(?:[A-Za-z]{2,}|A):\s+|(?:when|if|for)\s[^,.\n]{1,30},\s+|(?:=>|[=≈→∴⇒])\s*",
     re.IGNORECASE,
@@ -47,12 +47,12 @@ _ABOVE = re.compile(r"([^\n]{0,80}\d[^\n]{0,40})\n\s?(?:Explanation|Reason(?:ing
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|qed)\b\$?")
 # "the vertex is at (3, -2)", "which gives us 9": verbs before the answer of a sentence.
 _SAYS = re.compile(
-    r"\b(?:is|are|was|be|equals?|gives?|get|makes|so|thus|hence|therefore|ist|est|es|son|é|è)"
+    r"\b(?:is|are|was|be|equals?|gives?|yields|get|makes|so|thus|hence|therefore|ist|est|es|son|é|è)"
     r"(?:\s(?:us|at|now|then|therefore|exactly|only|just|approximately|about|donc)){0,3}\s|[→⇒]\s"
 )
 # "9 apples in 2 baskets", "is 9 when x = 3": numbers that only say where, when or of what.
 _WHERE = re.compile(
-    r"(?<=\w),?\s(?:in|after|within|during|when|where|for|at(?: the end of)?|attained at|reached at)"
+    r"(?<=\w),?\s(?:in|over|after|within|during|when|where|for|at(?: the end of)?|attained at|reached at)"
     r"(?:\s(?!total|all)[A-Za-z]+){0,2}\s(?:\$?[A-Za-z]\s?=\s?)?-?\d[\d.,]*\$?(?:\s[A-Za-z]+)?[.\s]*$"
 )
 _SUBJECT = re.compile(
