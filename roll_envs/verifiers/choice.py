@@ -103,7 +103,8 @@ _LEADS = _any(
 )
 _SUBJECT = _any(
     "it es this that which answers? solution options? choices? (?:right|correct|false|true|best|only)_one one_out "
-    "exception statements? picks? fit match winner guess richtig lösung antwort antwoord réponse opción correcta? bonne svar risposta "
+    "exception statements? picks? fit match winner guess "
+    "richtig lösung antwort antwoord réponse opción correcta? bonne svar risposta "
     "alternativa opção response verdict вариант odpowiedź правильным"
 )
 _EQUALS = _any("is are was be ist est es è é är to является [—:]")
