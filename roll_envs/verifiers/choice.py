@@ -16,57 +16,120 @@ from roll_envs.verifiers.matching import normalize
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
 LETTERS = "ABCDEFGHIJ"
-_LINE_CHARS = 600
+
+
+def _any(words: str) -> str:
+    """A pattern of one of the words; ``_`` stands for a space within one."""
+    return "(?:" + "|".join(words.split()).replace("_", " ") + ")"
+
 
 # Text styles of LaTeX, and signs of Markdown.
 _MARKUP = re.compile(
     r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"“”«»「」]|(?<![A-Za-z])'|'(?![A-Za-z])"
 )
-_LEADING = re.compile(r"(?:the\s+)?(?:options?|choices?|letters?|answers?)\b[\s:]*", re.IGNORECASE)
-# A letter in brackets, or a bare one that begins no word, number or contraction ("I'm").
-_LETTER = r"(?:[\(\[]\s*([A-Z])\s*[\)\]]|([A-Z])(?![A-Za-z0-9'’]))"
-# Groups 3 and 4, in the look-ahead, are the next letter: a separator counts only before one.
-_LIST = re.compile(rf"{_LETTER}(?:\s*(?:,|;|/|&|\band\b|\bor\b|,\s*and\b|,\s*or\b)?\s*(?={_LETTER}))?")
-_BRACKETED = re.compile(r"[\(\[]\s*([A-Z])\s*[\)\]]")
-# A denial at most two words before the end of the text: "it is not option".
-_DENIAL = re.compile(
-    r"(?:\bnot|\bn?either|\bnor|n't|\brule[sd]?\s+out|\beliminate[sd]?|\bexcept|\bincorrect|\bwrong)\W{0,3}(?:\w+\W+){0,2}$",
-    re.IGNORECASE,
-)
-_SUPPOSED = re.compile(r"\b(?:if|whether|suppose|assume|why|how)\b[^.\n]{0,20}$", re.IGNORECASE)
+_SPACES = re.compile(r"[^\S\n]+|~")
 
-_NOT = re.compile(
-    r"(?:(?:definitely\s+|clearly\s+)?not\s+|nicht\s+|pas\s+|не\s+|不是\s*)(?:option\s+|choice\s+)?[\(\[]?([A-Z])(?![A-Za-z0-9])[\)\]]?"
-    r"([,;\s]*(?:(?:but(?:\s+rather)?|sondern|mais|а)\s+|而是\s*)?)",
-    re.IGNORECASE,
-)
-_SENTENCE = re.compile(r"[.!?;\n]\s*")
-# The letter in a statement of a choice: "I choose B", "it must be B.", "B is the correct answer".
-_COMMITS = (
-    r"\b(?:choose|chose|pick|select|go(?:ing)?\s+with|correct\s+(?:option|choice)\s+is)\s+(?:option\s+|choice\s+)?\**"
-    r"[\(\[]?([A-Z])\b(?![a-z'’])",
-    r"(?<![A-Za-z0-9'’])[\(\[]?([A-Z])[\)\]]?(?:[:.)]\s*(?![A-Z]\b)[^.\n]{1,60}?)?\s+"
-    r"(?:is|must\s+be|has\s+to\s+be|would\s+be|should\s+be)\s+"
-    r"(?:(?:therefore|thus|clearly|indeed|definitely)\s+)?(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer)\b",
-    r"(?m)\b(?:must|has\s+to|can\s+only)\s+be\s+(?:option\s+|choice\s+)?[\(\[]?([A-Z])[\)\]]?(?=\s*(?:[.,;]|$))",
-)
+# -- letters -----------------------------------------------------------------------------------------------------------
 
-# Where one statement about options ends and the next begins: "A and B are wrong, so C", "ruling out A, leaving D".
-_STATEMENT = re.compile(
-    r"[.!?;:\n]+(?:\s|$)|,?\s+(?:so|thus|hence|therefore|but|while|whereas|leaving|which\s+leaves)\b", re.IGNORECASE
+# In brackets, or bare where it is no part of a word, a number, a contraction ("I'm") or a formula ("A = 5", "P(A)").
+_BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
+_LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
+_AND = _any("and or nor und oder et ou y и noch ni")
+_GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
+_OF_LIST = re.compile(r"(?:^|\s)[(\[]?([A-Z])[).:\]] ", re.MULTILINE)
+
+_SURELY = _any(
+    "therefore thus clearly indeed definitely certainly surely probably likely most_likely actually simply in_fact "
+    "also both all only just ultimately the our my your final la le die"
 )
-# A letter that stands for an option: not the article ("A big cat") and not the pronoun ("I think").
-_MENTION = re.compile(
-    r"[\(\[]([A-Z])[\)\]]|(?<![A-Za-z0-9'’])(?:([B-HJ-Z])|(A)(?=\W*$|\s*[,;:/)]|\s+(?:and|or|is|are|it|makes?|fits?|works?|seems?"
-    r"|looks?|can|can't|cannot|does|doesn't|must|remains?|has|satisf\w+|match\w*|holds?|fails?)\b))(?![A-Za-z0-9'’])"
+_NAMED = (
+    rf"(?:\((?=(?-i:[a-z])))?(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?"
+    + _any("options? choices? letters? answers? statements? opción letra вариант утверждение")
+    + r")\b[ :]{0,3}|选项){0,6}+<?"
 )
+# What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
+_FOLLOWING = _any(
+    "because since as for in on from above below to_me only it_is here although though with "
+    "correct right richtig korrekt the_(?:correct_|right_)?(?:answer|choice)"
+)
+_END = (
+    rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|{_FOLLOWING}\b|(?:选项|選項|项|項)(?![错不误誤])"
+    r"|です|である|だ|とな|번|입니다|이다)))(?!\W{0,3}(?:incorrect|wrong|false)\b|\W{0,2}[:.)|?] no\b)"
+)
+_CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
+
+# -- what is said of letters -------------------------------------------------------------------------------------------
+
+# "not B", "neither A nor B", "rather than option C".
+_NO = _any("not never neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es")
+_ABOUT = _any("be to an? the choose pick select say go going with options? choices? answers? letters? statements? is")
 _DENIED = re.compile(
-    r"\bnot\b|n't\b|n’t\b|\bneither\b|\bnor\b|\bcannot\b|\brul(?:e[sd]?|ing)\s+out\b|\beliminat\w+|\bexclud\w+|\bexcept\b"
-    r"|\bincorrect\b|\bwrong\b|\bfalse\b|\bfails?\b|\bunlike\w*|\bdiscard\w*"
-    r"|不|非|没|\bnicht\b|\bkeine?\b|\bpas\b|\bне\b|\bno es\b|\bnão\b|\bnon è\b",
+    rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}}) ?"
+    rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)"
+)
+_IS = _any("is are was must_be has_to_be would_be should_be appears_to_be seems(?:_to_be)? looks sounds ist est es è é")
+_RIGHT = _any(
+    "correct right best answer way pick choice all_that bonne richtige? korrekt correcta correcte corretta correta"
+)
+# "B is the correct answer", "B) Paris is right", "B正确".
+_CALLED_RIGHT = re.compile(
+    rf"({_GROUP})(?:[:.)] (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
+    rf"(?: {_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b| (?:richtig|korrekt)\b"
+    r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|对|正しい|正解|정답|맞))"
+)
+# "B: yes", "(B) True.", "| B | ✅ |".
+_VERDICT = re.compile(
+    rf"({_GROUP})(?: ?[:.|?)–—-])? ?(?:[✓✔✅]|(?i:yes|true|correct|right|richtig|vrai)(?= ?(?:[.,;|(–—\n]|$|- | -)))"
+    rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅]$",
+    re.MULTILINE,
+)
+# What may be said of several decides where it is said of one only.
+_FITTING = _any(
+    "fits? works? match(?:es)? satisf(?:y|ies) best better makes?_(?:the_)?(?:most_|more_)?sense describes_it_best"
+    " (?:remains?|survives?|holds?|stands?|wins|passes|follows|it_is)(?=[.,;!]|_it|$)"
+)
+_FITS = re.compile(
+    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('options? choices? answers? statements? so and but that only because is')}) )"
+    rf"({_GROUP}) (?:{_FITTING}"
+    rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what it true left consistent reasonable')})\b"
+)
+_LEADS = _any(
+    "arrived?_at settled?_on looks_like money_on bet_on goes_to mark circle expects es это listed_as "
+    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except choose chose pick select say "
+    "answer choosing picking selecting wähle choisis elijo antwort réponse respuesta ответ chọn đáp_án vote_for "
+    "go(?:ing)?_(?:with|for) towards? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? makes? "
+    "consistent_with (?:corresponds?|points?|leads?|it|switch)_to (?:must|has_to|have_to|should|can_only)_be "
+    "(?:it|that|c|answer)['’](?:s|est) es_la answer,[^,\\n]{1,40},_is agit_de only верно correction: correct:"
+)
+_SUBJECT = _any(
+    "it es this that which answers? solution options? choices? (?:right|correct|false|true|best|only)_one one_out "
+    "exception statements? picks? fit match winner guess "
+    "richtig lösung antwort antwoord réponse opción correcta? bonne svar risposta "
+    "alternativa opção response verdict вариант odpowiedź правильным"
+)
+_EQUALS = _any("is are was be ist est es è é är to является [—:]")
+# "so B", "we choose B", "which leaves B", "the exception is B", and a letter that is a sentence by itself at the end of
+# a line.
+_SO = re.compile(
+    rf"(?i:(?:\b{_LEADS}(?!\w)|\b{_SUBJECT}\b[^.,;:\n…]{{0,60}}? {_EQUALS}(?!\w)"
+    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>)[ ,:]{{0,3}}{_NAMED})({_GROUP})(?! ?:){_END}"
+    rf"|(?:^(?:\d+[.)] )?|[.!?:;,…] ?)(?i:{_NAMED})({_GROUP})[.!…]*$",
+    re.MULTILINE,
+)
+_LAST_WORD = re.compile(r"(?<![A-Za-zΑ-ω0-9])[(\[](?:option |choice )?([A-Z])[)\]][.!]?$", re.MULTILINE)
+
+# A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
+_SUPPOSED = re.compile(r"\b(?:if(?! i had)|whether|suppose|assum\w+|unless|(?<!\bis )why|how)\b", re.IGNORECASE)
+_DOUBT = _any(
+    "doubt unclear unsure nobody no_one wrong_to may maybe perhaps possibly might could initially at_first was_going "
+    "common tempt\\w+ many some often people others"
+)
+_UNSURE = re.compile(
+    rf"\b{_DOUBT}\b|(?:\bnot|n['’]t) (?:think|believe|say|know|mean|clear|sure|certain|true that)\b",
     re.IGNORECASE,
 )
-_HEDGED = re.compile(r"\b(?:maybe|might|could|perhaps|possibly|either|unsure|if)\b|\?", re.IGNORECASE)
+_CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
+_CONDITION = re.compile(r"[^.!;\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
 
 
 class ChoiceVerifier:
@@ -136,49 +199,50 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     if boxes:
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()
-    # A longer text explains first, so the letter that it begins with is no answer.
-    whole = _committed(text, letters, options) if len(text) <= 400 else frozenset()
-    if whole and len(text.split()) <= 3:
+    bare = _bare(text)
+    denials = [(match.start(), _named(match[1])) for match in _DENIED.finditer(bare)]
+    bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
+    if "\n" not in bare and len(bare.split()) <= 3 and (whole := _committed(bare, letters, options)):
         return whole
-    commits: list[tuple[int, frozenset[str]]] = []
-    denials: list[tuple[int, str]] = []
-    bare = _MARKUP.sub("", text)
-    for said in announced(bare):
-        no = _NOT.match(said.text)
-        if no is not None:
-            denials.append((said.start, no[1]))
-        if no is None or no[2].strip(" ,;"):
-            commits.append((said.start, _committed(said.text[no.end() if no else 0 :], letters, options)))
-    for pattern in _COMMITS:
-        for match in re.finditer(pattern, bare):
-            before = _SENTENCE.split(bare[max(0, match.start() - 40) : match.start()])[-1]
-            if match[1] in letters and not _DENIAL.search(before) and not _SUPPOSED.search(before):
-                commits.append((match.start(), frozenset(match[1])))
-    for start, found in sorted(commits, key=lambda commit: commit[0], reverse=True):
-        if found and not any(letter in found for at, letter in denials if at > start):
+    for start, found in reversed(_statements(bare, letters, options)):
+        if found <= set(letters) and not any(denied & found for at, denied in denials if at > start):
             return found
-    if whole and "\n" not in text:
-        return whole
-    lines = [line for line in text.splitlines() if line.strip()]
-    last = _committed(lines[-1], letters, options) if lines else frozenset()
-    return last or whole or (_left(lines[-1], letters) if lines else frozenset()) or _bracketed(text, letters)
+    lines = [line for line in bare.splitlines() if line.strip()]
+    for line in [] if _lists_options(bare) else [*lines[-1:], *lines[:1]]:
+        if found := _committed(line, letters, options):
+            return found
+    for pattern in (_FITS, _LAST_WORD):
+        kept = [_named(match[1]) for match in pattern.finditer(bare) if _asserted(bare, match.start(), match.end(1))]
+        left = frozenset().union(*kept) - frozenset().union(*(denied for _, denied in denials))
+        if len(left) == 1 and left <= set(letters):
+            return left
+    return frozenset()
 
 
-def _left(line: str, letters: str) -> frozenset[str]:
-    """The one letter that the statements of a line leave: not denied by any, and in the last that names one."""
-    kept: list[str] = []
-    denied: set[str] = set()
-    bare = _MARKUP.sub("", line[-_LINE_CHARS:])
-    for statement in _STATEMENT.split(bare):
-        named = ["".join(filter(None, groups)) for groups in _MENTION.findall(statement)]
-        if _DENIED.search(statement):
-            denied.update(named)
-        elif _HEDGED.search(statement + bare[bare.find(statement) + len(statement) :][:1]):
-            return frozenset()
-        else:
-            kept += named
-    left = frozenset(kept) - denied
-    return left if len(left) == 1 and left <= set(letters) else frozenset()
+def _statements(text: str, letters: str, options: Sequence[str]) -> list[tuple[int, frozenset[str]]]:
+    """Where a text says that letters are the answer, and which, in order."""
+    said = [(one.start, one.start, _committed(one.text[:300], letters, options)) for one in announced(text)]
+    for match in [*_SO.finditer(text), *_CALLED_RIGHT.finditer(text)]:
+        group = match.lastindex or 0
+        said.append((match.start(), match.end(group), _named(match[group])))
+    if verdicts := list(_VERDICT.finditer(text)):  # of a list of verdicts, all the letters that are right
+        found = frozenset().union(*(_named(match[match.lastindex or 0]) for match in verdicts))
+        said.append((verdicts[-1].start(), verdicts[-1].end(), found))
+    kept = [(start, found) for start, end, found in said if found and _asserted(text, start, end)]
+    return sorted(kept, key=lambda one: one[0])
+
+
+def _asserted(text: str, start: int, end: int) -> bool:
+    """Whether a statement is neither a condition nor a question, nor what others say."""
+    clause = _CLAUSE.split(text[max(0, start - 120) : end])[-1]
+    unsure = _UNSURE.search(clause.rpartition(", ")[2])
+    return not unsure and not _SUPPOSED.search(clause) and not _CONDITION.match(text, end)
+
+
+def _lists_options(text: str) -> bool:
+    """Whether the last two letters with a text of their own follow each other: "(A) red (B) blue" makes no choice."""
+    labels = [match[1] for match in _OF_LIST.finditer(text + " ")]
+    return len(labels) > 1 and ord(labels[-1]) == ord(labels[-2]) + 1
 
 
 def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
@@ -186,43 +250,30 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
     exact = _by_text(text, letters, options)
     if exact:
         return exact
-    bare = _LEADING.sub("", _MARKUP.sub("", text).strip(), count=1).strip()
-    found: list[str] = []
-    at = 0
-    while match := _LIST.match(bare, at):
-        found.append(match[1] or match[2])
-        at = match.end()
-        # No further letter follows.
-        if match[3] is None and match[4] is None:
-            break
-    if not found:
-        lone = bare.strip("()[]. ")
-        return frozenset(lone.upper()) if len(lone) == 1 and lone.upper() in letters else frozenset()
-    rest = bare[at:]
-    # "A big cat" and "I think" begin with words, not with choices.
-    if rest and not re.match(
-        r"\s*(?:[.):,\]\-–—]|$|\n|because\b|since\b|as\b|is\b(?!\s+(?:not|wrong|incorrect|false)\b)|\(|[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])",
-        rest,
-    ):
-        return frozenset()
-    return frozenset(found) if set(found) <= set(letters) else frozenset()
+    bare = _bare(text)
+    if match := _CHOSEN.match(bare):
+        found = _named(match[1])
+        return found if found <= set(letters) else frozenset()
+    lone = re.match(r"(?:(?:option|choice|answer) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)|$)", bare, re.IGNORECASE)
+    return frozenset(lone[1].upper()) & set(letters) if lone else frozenset()
+
+
+def _bare(text: str) -> str:
+    return _SPACES.sub(" ", _MARKUP.sub("", text)).strip().lstrip("-•>→✅✔️👉 ")
+
+
+def _named(group: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Z]", group))
 
 
 def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
-    said = normalize(_MARKUP.sub("", text))
-    return frozenset(
-        x for x, option in zip(letters, options, strict=False) if normalize(_MARKUP.sub("", option)) == said
-    )
-
-
-def _bracketed(text: str, letters: str) -> frozenset[str]:
-    """The last letter in brackets, unless the words before it deny it."""
-    found = [match for match in _BRACKETED.finditer(text) if match[1] in letters]
-    named = "".join(match[1] for match in found)
-    # "(A) red (B) blue (C) green" lists the choices and makes none.
-    if not found or (len(found) > 2 and letters.startswith(named)):
-        return frozenset()
-    last = found[-1]
-    if _DENIAL.search(text[max(0, last.start() - 40) : last.start()]):
-        return frozenset()
-    return frozenset(last[1])
+    """The option whose text it is, or the only one that a short sentence names and does not deny."""
+    said = normalize(_bare(text))
+    texts = {letter: normalize(_bare(option)) for letter, option in zip(letters, options, strict=False)}
+    exact = frozenset(letter for letter, option in texts.items() if option == said)
+    if exact or len(said) > 100 or "?" in text:
+        return exact
+    named = {x: o for x, o in texts.items() if o and re.search(rf"(?<![\w.,/-]){re.escape(o)}(?![\w/]|[.,]\d)", said)}
+    rest = said.replace("".join(named.values()), "") if len(named) == 1 else "not"
+    denied = re.search(r"\b(?:not?|never|neither|wrong|false|incorrect|except)\b|n['’]t\b", rest)
+    return frozenset() if denied else frozenset(named)

@@ -24,17 +24,20 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
 )
 _TAGS = ("answer", "final_answer", "solution")
+# Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
+_TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$")
+_IN_JSON = re.compile(r'"(?:final_)?answer"\s*+:\s*+"?([^"\n{}\[\]]{1,300}?)"?\s*+[,}\n]', re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 # The first alternative passes over escaped braces.
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
 # "the answer is" as it is said in other languages; what follows it is the answer.
 _FOREIGN = {
-    "cjk": r"(?:(?:最终|最終|正确|正確)?(?:的)?答案(?:应该|應該)?(?:是|为|為|选|選)?|(?:故|应|應|因此|所以)?"
-    r"(?:选择|選擇|选|選)(?:项|項)?|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：]?",
+    "cjk": r"(?:(?:最终|最終|正确|正確)?(?:的)?答案(?:应该|應該|应|應)?(?:是|为|為|选|選)?|"
+    r"(?:正确|正確)的?(?:选项|選項)?[是为為]|(?:故|应|應|因此|所以)?(?:选择|選擇|选|選)(?:项|項)?(?![错误])|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：]?",
     "es": r"\b(?:respuesta|opci[oó]n)(?:\s+(?:correcta|final))?\s*(?:es\b|:)",
-    "fr": r"\br[ée]ponse(?:\s+(?:correcte|finale))?\s*(?:est\b|:)",
-    "de": r"\bantwort\s*(?:ist\b|lautet\b|:)",
+    "fr": r"\br[ée]ponse(?:\s+(?:correcte|finale))?\s*(?:est(?:\s+donc)?\b|:)",
+    "de": r"\b(?:antwort|lösung)\s*(?:ist\b|lautet\b|:)",
     "pt": r"\bresposta(?:\s+(?:correta|certa|final))?\s*(?:é\b|:)",
     "it": r"\brisposta(?:\s+(?:corretta|finale))?\s*(?:è|:)",
     "ru": r"\bответ\s*(?:[:—–-]|это\b|равен\b)",
@@ -61,7 +64,7 @@ _HASHES = re.compile(r"^#### *", re.MULTILINE)
 # Emphasis of Markdown; between letters or digits two stars are a power.
 _STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_])__|__(?![A-Za-z0-9_])|`")
 _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?![\w(*])")
-_HEADING = re.compile(r"^[ \t]*(?:#{1,3}|#{5,6}|>)[ \t]+", re.MULTILINE)
+_HEADING = re.compile(r"^[ \t]*(?:#{1,3}|#{5,6}|>|\*)[ \t]+", re.MULTILINE)
 _FULL_WIDTH = str.maketrans("：，；（）［］＝％？！０１２３４５６７８９", ":,;()[]=%?!0123456789")
 # What may stand between two boxes that are one answer: "and", "or", a comma, a semicolon, and delimiters of
 # mathematics.
@@ -109,9 +112,12 @@ def reply(text: str) -> str:
     for tag in _TAGS if len(lower) == len(text) else ():
         end = lower.rfind(f"</{tag}>")
         start = lower.rfind(f"<{tag}>", 0, end if end >= 0 else len(text))
-        if start >= 0:  # an answer that was cut off, or stopped at its closing tag, reaches to the end
-            return text[start + len(tag) + 2 : end if end >= 0 else len(text)]
-    return text
+        if start >= 0 or end >= 0:  # one that was cut off reaches to the end; a prompt may have opened one
+            text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
+            break
+    if found := _IN_JSON.findall(text):
+        return str(found[-1])
+    return _TOKENS.sub("\n", text)
 
 
 def plain(text: str) -> str:

@@ -51,6 +51,22 @@ def test_fresh_replies() -> None:
     assert read >= 50
 
 
+def test_replies_that_were_misread_once() -> None:
+    """Of each cause one or more; without letters, or with ``!``, a reply that does not give this answer."""
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    math, misread = make_verifier("math"), []
+    for line in (Path(__file__).parent / "misread_replies.tsv").read_text(encoding="utf-8").splitlines():
+        task, answer, text, *options = line.replace("\\n", "\n").split("\t")
+        if task == "choice":
+            found = read_choice(text, "ABCDE", options[0].split("|") if options else ())
+            right = found == frozenset(answer) if answer else len(found) != 1
+        else:
+            verdict = math(text, answer.removeprefix("!"))
+            right = isinstance(verdict, Score) and verdict.passed != answer.startswith("!")
+        misread += [] if right else [line]
+    assert misread == []
+
+
 @pytest.mark.parametrize(
     ("text", "letters"),
     [

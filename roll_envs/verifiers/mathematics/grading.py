@@ -29,6 +29,7 @@ from roll_envs.verifiers.mathematics.units import Unit
 
 _DIMENSIONLESS = Unit()
 _DEGREE = Unit(powers=(("degree", 1),))
+_RADIAN = Unit(powers=(("radian", 1),))
 
 
 def prepare() -> None:
@@ -148,7 +149,7 @@ def _spelled(node: Node) -> str:
     """A node as words without case, spaces and punctuation; letters of all scripts are kept."""
     if not isinstance(node, Words | Expression) or (isinstance(node, Expression) and node.unit is not None):
         return ""
-    return re.sub(r"[^\w:]|_", "", node.text.replace(r"\text", "")).casefold()
+    return re.sub(r"[^\w:]|_", "", node.text.replace(r"\text", "")).casefold().replace("doesnotexist", "dne")
 
 
 # -- expressions -------------------------------------------------------------------------------------------------------
@@ -160,6 +161,10 @@ def _same_expression(gold: Expression, said: Expression) -> bool:
     ):
         # A letter that may be a variable is a unit only where the other side names one.
         return False
+    units = (gold.unit, said.unit)
+    if units in ((_DEGREE, _RADIAN), (_RADIAN, _DEGREE)):
+        angle, other = (gold, said) if gold.unit == _DEGREE else (said, gold)
+        return _same_value(rf"({angle.text})\cdot\frac{{\pi}}{{180}}", other.text)
     if gold.unit is not None and said.unit is not None:
         return _same_quantity(gold, said, gold.unit, said.unit)
     if _same_value(gold.text, said.text):
@@ -295,11 +300,12 @@ def _same_with_equation(gold: Node, said: Node) -> bool:
 
 def _is_name(side: str) -> bool:
     """A variable, a function of variables, or a point of variables."""
-    name = r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*|\\text\{[^{}]*\}|[A-Za-z]\w*)"
-    return (
-        re.fullmatch(rf"{name}(?:\s*\(\s*{name}(?:\s*,\s*{name})*\s*\))?|\(\s*{name}(?:\s*,\s*{name})*\s*\)", side)
-        is not None
+    name = (
+        r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\^\{?-1\}?)?|\\(?:text|vec|overrightarrow|overline)\s*\{[^{}]*\}|[A-Za-z]\w*"
+        r"|\\(?:angle|det)\s*[A-Z]{1,3}|\|[A-Z]{2}\|)"
     )
+    point = rf"\(\s*{name}(?:\s*,\s*{name})*\s*\)"
+    return re.fullmatch(rf"{name}(?:\s*\(\s*-?\d+(?:\s*,\s*-?\d+)*\s*\)|\s*{point})?|{point}", side) is not None
 
 
 def _constant(side: str) -> bool:

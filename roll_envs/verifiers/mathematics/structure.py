@@ -13,7 +13,7 @@ from typing import Literal
 
 from roll_envs.verifiers.mathematics.plain_numbers import grouped, plain_number
 from roll_envs.verifiers.mathematics.tidy import MONEY
-from roll_envs.verifiers.mathematics.units import Unit, is_unit_word, read_unit
+from roll_envs.verifiers.mathematics.units import Unit, compound, is_unit_word, read_unit
 
 MAX_ITEMS = 200
 MAX_DEPTH = 12
@@ -83,7 +83,8 @@ Node = Expression | Words | Items | Brackets | Region | Equation | Matrix
 
 _OPEN, _CLOSE = "([{⦃", ")]}⦄"
 _MATRIX = re.compile(
-    r"\\begin\{(?:[pbvBV]?matrix|smallmatrix|array)\*?\}(?:\{[lcr|]*\})?(.*)\\end\{[A-Za-z]*\*?\}", re.DOTALL
+    r"[\[(]?\s*\\begin\{(?:[pbB]?matrix|smallmatrix|array)\*?\}(?:\{[lcr|]*\})?(.*)\\end\{[A-Za-z]*\*?\}\s*[\])]?",
+    re.DOTALL,
 )
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _JOIN = re.compile(r"\\text\s*\{\s*(?:,\s*)?(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])")
@@ -103,12 +104,15 @@ _YES_NO = frozenset(
 )
 _SETS = {
     **dict.fromkeys(("all real numbers", "all reals", "real numbers", "the real numbers", "reals"), "ℝ"),
-    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"), "∅"),
+    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "none"), "∅"),
+    **dict.fromkeys(("there is no solution", "there are no solutions", "there are no real solutions"), "∅"),
 }
 _FUNCTION_WORDS = frozenset("sin cos tan cot sec csc log ln exp sqrt frac pi max min gcd lcm mod".split())
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*", re.ASCII)
 _TAIL_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
-_TAIL_WORD = re.compile(r"(°[CF]?|(?<![A-Za-z\\°])[A-Za-zµΩ]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
+_TAIL_WORD = re.compile(
+    r"(°[CF]?|(?<![^\W\d_])(?<![\\°])[^\W\d_]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$"
+)
 _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
 _TIME = re.compile(r"\d{1,2}:\d\d(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
 _INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
@@ -126,6 +130,8 @@ def read(text: str, depth: int = 0) -> list[Node]:
     if _TIME.fullmatch(text):
         # A time of day, or a ratio.
         return [Words(text=text), *([] if re.search(r"m|:00", text) else [Expression(text=text)])]
+    if whole := compound(_TEXT.sub(r" \1 ", text)):
+        return [Expression(text=rf"\frac{{{whole[0].numerator}}}{{{whole[0].denominator}}}", unit=whole[1])]
     words = _as_words(text)
     if words is not None:
         inner = _TEXT.fullmatch(text)
@@ -206,7 +212,7 @@ def _matrix(text: str, depth: int) -> list[Node]:
 
 def _single_group(text: str, depth: int) -> list[Node]:
     """The content of brackets around the whole text, such as ``{x}`` or ``(x+1)``; sets, also with several elements."""
-    if text[0] not in "{(⦃" or _closing_bracket(text) != len(text) - 1:
+    if text[0] not in "{([⦃" or _closing_bracket(text) != len(text) - 1:
         return []
     inner = text[1:-1].strip()
     several = len(split(inner)) > 1
@@ -232,6 +238,8 @@ def _region(text: str, depth: int) -> list[Node]:
     if _COMPARISON.search(body):
         return _inequalities(body)
     pieces, operators = cut(body, "∪∩∖")
+    if member and body[:1] == "⦃" and len(pieces) == 1:
+        return read(body, depth + 1)
     if len(pieces) == 1 and body.strip() not in ("ℝ", "∅") and not member:
         return []
     return [Region(kind="sets", pieces=tuple(pieces), operators=operators, variable=variable)]
@@ -249,8 +257,9 @@ def _several(text: str, depth: int) -> list[Node]:
     joined = _JOIN.sub(",", text)
     parts = _filled(joined)
     kept = [part for part in parts if not _INTEGER_CONDITION.fullmatch(part)]
-    if kept and len(kept) < len(parts):
-        return read(", ".join(kept), depth + 1)  # "k π, k ∈ ℤ"
+    if kept and len(kept) < len(parts):  # "k π, k ∈ ℤ", whatever the name of the integer
+        name = next(part[0] for part in parts if part not in kept)
+        return read(re.sub(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", "k", ", ".join(kept)), depth + 1)
     if len(parts) < 2:
         return _both_signs(text, depth) if "±" in text else []
     bare = text.lstrip("+-" + _MONEY).strip()
@@ -374,6 +383,7 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
         rest = rest[: match.start()].rstrip()
     if not pieces or not rest or not re.search(r"[\w}\])°]$", rest) or pieces[0] in ("/", "*", "\\cdot", "per"):
         return text, None, False
+    weak = weak and "/" not in pieces  # "m/s"
     words = " ".join(pieces).replace(MONEY, " dollars").split()
     rest = rest.removesuffix("\\cdot").rstrip()
     while words and words[0].casefold() in _COUNTS:

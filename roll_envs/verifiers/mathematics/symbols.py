@@ -25,7 +25,7 @@ _PROBES = tuple(
 _DIGITS = 40
 _REPEATING = re.compile(r"(\d+)\.(\d*)\\overline\{?\s*(\d+)\s*\}?")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?|\{\d+(?:\.\d+)?\})\s*°(?![CF])")
-_BASE = re.compile(r"([0-9A-F]+)_\{?\s*(\d+)\s*\}?")
+_BASE = re.compile(r"(?:\\text\s*)?[({]?([0-9A-F]+)[)}]?_\{?\s*(\d+)\s*\}?")
 _CALL = re.compile(r"\\[A-Za-z]+|([A-Za-z]'*\s*\()")
 # Not e, d as in a derivative, an index, or the name of a function: f^{2}(x).
 _RAISED = re.compile(r"(\\[A-Za-z]+)|(?<![d_])([a-cf-zA-Z])(?=\s*\^\s*(?:\d|\{\s*\d+\s*\})(?!\s*[(_{]))")
@@ -44,6 +44,8 @@ def parse(text: str) -> Any:
         return _in_base(match[1], int(match[2]))
     if match := _MODULO.fullmatch(text):
         return sympy.Integer(int(match[1]) % int(match[2])) if int(match[2]) else sympy.nan
+    if re.search(r"\d'(?!\d)", text):
+        raise Unparsed("a prime behind a number")  # minutes of an angle, which the parser would leave out
     try:
         normal = normalize_latex(text, config=_CONFIG)
         found = _converted(normal)

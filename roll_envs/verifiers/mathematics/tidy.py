@@ -6,14 +6,15 @@ Signs that ``structure`` parses become single characters: ``⦃`` and ``⦄`` ar
 from __future__ import annotations
 
 import re
+import unicodedata
 
 MONEY = "¤"
 """Stands for a dollar sign that means money."""
 
 _SIGNS: dict[int, str] = str.maketrans({
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ",
-    "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "≠": "≠", "≦": "≤", "≧": "≥", "⩽": "≤", "⩾": "≥", "²": "^{2}",
-    "³": "^{3}", "⁴": "^{4}", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "º": "°", "\u00a0": " ",
+    "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "≠": "≠", "≦": "≤", "≧": "≥", "⩽": "≤", "⩾": "≥",
+    "∠": r"\angle ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "º": "°", "\u00a0": " ",
     "\u2009": " ", "\u202f": " ", "’": "'", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "％": "%",
 })  # fmt: skip
 
@@ -29,7 +30,7 @@ _COMMANDS = {
     "langle": "(", "rangle": ")", "degree": "°", "degrees": "°", "infin": r"\infty ", "R": "ℝ", "Reals": "ℝ",
     "reals": "ℝ", "lor": " or ", "vee": " or ", "land": " and ", "wedge": " and ", "euro": "€", "pounds": "£",
     "textdollar": MONEY, "cdotp": r"\cdot ", "lvert": "|", "rvert": "|", "mid": "|", "colon": ":", "thinspace": " ",
-    "space": " ", "exp": r"\exp", "imath": "i", "prime": "'",
+    "space": " ", "exp": r"\exp", "imath": "i", "prime": "'", "checkmark": "",
 }  # fmt: skip
 
 _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])")
@@ -65,7 +66,20 @@ _AFTER_COMMANDS = (
     (r"\\frac\s*(\d)\s*(?=\{)", r"\\frac{\1}"),
     (r"\\frac\s*(?=\{)", r"\\frac"),
     (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+    (r"\\frac\s*(\\pi)\s*(\d)", r"\\frac{\1}{\2}"),
     (r"\\sqrt\s*(\d|[A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
+    # The whole of a repeating decimal, units in a fraction or with an exponent, what introduces an answer.
+    (r"\\dot\s*\{?(\d)\}?", r"\\overline{\1}"),
+    (r"\.(\d)\1{2,}+\s*(?:\\[lc]?dots|\.\.\.|…)", r".\\overline{\1}"),
+    (r"\\frac\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}", r"\\text{\1/\2}"),
+    (r"(\\text\s*\{[^{}]*)\^\{([+-]?\d)\}", r"\1^\2"),
+    (r"°\s*\\text\s*\{\s*([CF])\s*\}", r"°\1"),
+    (r"\\text\s*\{\s*([¤€£%])\s*\}", r"\1"),
+    (r"^\s*USD\s*(?=[\d.])", MONEY),
+    (r"^\s*(?:(?:=|≈|\\approx(?![a-z]))\s*|\\text\s*\{[^{}]*(?::|\bis)\s*\}\s*(?=[^\s}]))", ""),
+    (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"(?:\\text\s*\{\s*)?all real(?:s| numbers) except(?: for)?\s*\}?\s*(?:[a-z]\s*=\s*)?([^{},=]+)$", r"ℝ∖⦃\1⦄"),
+    (r"\\pmod\s*\{?\s*(\d+)\s*\}?", r"\\bmod \1"),
     ("<=", "≤"),
     (">=", "≥"),
     ("!=", "≠"),
@@ -77,6 +91,7 @@ _EDGE = " \t\r\n,;:"
 
 def tidy(text: str) -> str:
     r"""``tidy(r"\left( \dfrac12, 3\% \right)$")`` is ``r"( \frac{1}{2}, 3% )"``."""
+    text = re.sub(r"[⁰¹²³⁴-⁹⁻]+", lambda match: f"^{{{unicodedata.normalize('NFKC', match[0])}}}", text)
     text = _money(text.translate(_SIGNS))
     for pattern, written in _BEFORE_COMMANDS:
         text = re.sub(pattern, written, text)

@@ -6,6 +6,7 @@ words. ``units`` and ``square units`` count as no unit.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ def _table() -> dict[str, tuple[Fraction, dict[str, int]]]:
 
 _TABLE = _table()
 _WORD = re.compile(r"°[CF]|[A-Za-zµΩ°¢€£¥₹¤]+|\^\s*\{?\s*([+-]?\d)\s*\}?|[/*]|\\cdot|\\times|[()]")
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([A-Za-z]{1,12})")
+_COMPOUND = re.compile(rf"(?:\s*{_PART.pattern}\b\.?(?:,|\s+and\b)?){{2,4}}\s*")
 _ORDER = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
 
 
@@ -134,6 +137,17 @@ def read_unit(text: str) -> Unit:
             factor = _times(factor, powers, last, sign * order)
             order = 1
     return Unit(factor=factor, powers=tuple(sorted((name, n) for name, n in powers.items() if n)))
+
+
+def compound(text: str) -> tuple[Fraction, Unit] | None:
+    """``2 hours 30 minutes`` as 150 minutes: parts in smaller and smaller units of one kind, in the last of them."""
+    whole = _COMPOUND.fullmatch(text)
+    parts = [(Fraction(number), read_unit(word)) for number, word in _PART.findall(text)] if whole else []
+    units = [unit for _, unit in parts]
+    falling = all(a.factor > b.factor and a.powers == b.powers for a, b in itertools.pairwise(units))
+    if not parts or not falling or any(unit.words for unit in units):
+        return None
+    return sum((number * unit.factor for number, unit in parts), Fraction(0)) / units[-1].factor, units[-1]
 
 
 def _times(factor: Fraction, powers: Counter[str], unit: tuple[Fraction, dict[str, int]], exponent: int) -> Fraction:
