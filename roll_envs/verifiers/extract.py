@@ -204,13 +204,15 @@ def announced(text: str) -> list[Announced]:
             at += 1
         end = text.find("\n", at)
         end = len(text) if end < 0 else end
-        closing = _DISPLAYS.get(text[at:end].strip())
+        closing = _DISPLAYS.get(text[at:end].strip()) if end - at < _OPENING_CHARS else None
         if closing is not None and text.find(closing, end, end + 2000) >= 0:  # mathematics on lines of its own
             end = text.find(closing, end) + len(closing)
         found.append((at, end))
     return [Announced(text[at:end].strip().rstrip("*_ "), at) for at, end in sorted(found)[-_MOST:]]
 
 
+_OPENING_CHARS = 20
+"""Of a line that opens mathematics."""
 _MOST = 50
 """Announcements that are read, from the end."""
 
