@@ -15,9 +15,8 @@ import pydantic
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits, RunResult, Sandbox, explained
+from sandboxes.service.messages import Answer, Refusal, check_code, check_paths, fill, read_files
 from sandboxes.service.pool import Pool
-from sandboxes.service.reading import check_code, check_paths, fill, read_files
-from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import encode_bytes
 

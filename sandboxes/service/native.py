@@ -11,9 +11,8 @@ from typing import Any
 
 from roll_envs.errors import check_number, check_one_of, check_whole
 from roll_envs.sandbox import LANGUAGES, Limits, Program
+from sandboxes.service.messages import Answer, Refusal, check_code, check_paths
 from sandboxes.service.pool import Pool
-from sandboxes.service.reading import check_code, check_paths
-from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import decode_bytes, dump, encode_bytes, load_limits, load_program

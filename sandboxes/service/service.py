@@ -19,10 +19,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roll_envs.sandbox import Sandbox
+from sandboxes.service.messages import Answer, BodyBudget, Refusal, encode_json, read_json, refusal_of
 from sandboxes.service.metrics import PAGE_TYPE, Metrics
 from sandboxes.service.pool import OVERRUN_S, Pool
-from sandboxes.service.reading import BodyBudget, read_json
-from sandboxes.service.replies import Answer, Refusal, encode_json, refusal_of
 from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
 
