@@ -25,9 +25,8 @@ from roll_envs.sandbox import (
     SandboxSession,
 )
 from sandboxes.languages import BINARY, ROWS
-from sandboxes.pool import Pool
+from sandboxes.pool import NotBegunError, Pool, Slot
 from sandboxes.programs import Order, Place, check_limits, check_path, compile_order, order, session_head
-from sandboxes.slot import NotBegunError, Slot
 
 T = TypeVar("T")
 _log = logging.getLogger("sandboxes")

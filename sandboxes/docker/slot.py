@@ -19,8 +19,8 @@ from sandboxes.docker.inside.pid1 import MOST_RESIDUE
 from sandboxes.docker.isolation import judge
 from sandboxes.local.inside import seccomp, wire
 from sandboxes.local.sandbox import PRELOADED
+from sandboxes.pool import Ended, NotBegunError
 from sandboxes.programs import Order
-from sandboxes.slot import Ended, NotBegunError
 from sandboxes.slots import FETCH_BYTES, FLOOD
 
 START_S = 30.0
@@ -67,7 +67,7 @@ def _code() -> bytes:
 
 
 class ContainerSlot:
-    """A running container; see :class:`sandboxes.slot.Slot`."""
+    """A running container; see :class:`sandboxes.pool.Slot`."""
 
     def __init__(self, engine: Engine, plan: Plan, shape: Shape) -> None:
         self._engine = engine
