@@ -55,7 +55,7 @@ class Ended:
         # A program that ended by itself while the kill was on its way keeps its own status.
         elif self.killed_for and code is None and by in (None, signal.SIGKILL):
             status = "output" if self.killed_for == "output" else "timeout"
-        # From RLIMIT_CPU, which follows from the wall limit (see inside.confine).
+        # From RLIMIT_CPU, which follows from the wall limit (see inside.launch).
         elif by == signal.SIGXCPU:
             status = "timeout"
         # Nobody was left to report its status, since all were killed together.

@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 
 from . import kernel, wire
 from .cgroup import Cgroup
-from .confine import RUN_USER
-from .jail import LocalJail
+from .jail import RUN_USER, LocalJail
 from .launch import Untrusted
 from .process_tree import kill_all
 from .program import Script
