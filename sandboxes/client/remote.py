@@ -14,14 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from roll_envs.background import EventLoopThread
-from roll_envs.errors import (
-    ConfigError,
-    DeadlineExceededError,
-    SandboxError,
-    check_number,
-    check_one_of,
-    check_whole,
-)
+from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError, check_number, check_one_of, check_whole
 from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, RunStatus, Sandbox, SandboxSession
 from sandboxes.client.retrying import Deadline, Reply, RetryingClient, TransientError
 from sandboxes.languages import FUSION_OF, longest_s
