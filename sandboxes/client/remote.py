@@ -18,7 +18,7 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError, c
 from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, RunStatus, Sandbox, SandboxSession
 from sandboxes.client.retrying import Deadline, Reply, RetryingClient, TransientError
 from sandboxes.languages import FUSION_OF, longest_s
-from sandboxes.service.wire import VERSION, decode_bytes, dump, encode_bytes, load_result
+from sandboxes.service.wire import VERSION, decode_bytes, dump, encode_bytes, load
 
 UNKNOWN = Isolation(tier="unknown", layers=(), missing=())
 """SandboxFusion does not report the isolation of its programs."""
@@ -368,6 +368,7 @@ def _expect_route(reply: Reply, url: str, path: str) -> None:
 
 def _result_of(reply: Reply) -> RunResult:
     try:
-        return load_result(reply.data["result"])
+        result: RunResult = load(RunResult, reply.data["result"], "result")
+        return result
     except (ConfigError, KeyError, TypeError) as error:
         raise TransientError(f"an answer without a result: {error}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import hashlib
 import hmac
@@ -173,7 +172,7 @@ def _token_of(header: str) -> bytes:
     if scheme.lower() == "basic":
         try:
             decoded = base64.b64decode(value.strip(), validate=True)
-        except (binascii.Error, ValueError):
+        except ValueError:
             return b""
         return decoded.partition(b":")[2]
     return b""
