@@ -45,7 +45,7 @@ async def run_jupyter(pool: Pool, settings: Settings, data: dict[str, Any]) -> A
         raise Refusal(422, "too_many", f"cells may be {settings.max_cases}, not {len(form.cells)}")
     check_code("".join(form.cells), settings, "cells")
     files = read_files(form.files, settings)
-    fetch = check_paths(form.fetch_files, settings, "fetch_files")
+    check_paths(form.fetch_files, settings, "fetch_files")
     total_s = min(form.total_timeout, settings.max_request_s)
     # 0, the default, means no limit of a cell's own.
     cell_s = min(form.cell_timeout or total_s, total_s, settings.max_run_s)
@@ -56,7 +56,7 @@ async def run_jupyter(pool: Pool, settings: Settings, data: dict[str, Any]) -> A
     )
 
     def job(sandbox: Sandbox) -> dict[str, Any]:
-        return _run_cells(sandbox, form.cells, limits, total_s, files, fetch, settings.max_output_bytes)
+        return _run_cells(sandbox, form, limits, total_s, files)
 
     try:
         body = await pool.run(job, wait_s=settings.queue_timeout_s, work_s=total_s)
@@ -66,13 +66,7 @@ async def run_jupyter(pool: Pool, settings: Settings, data: dict[str, Any]) -> A
 
 
 def _run_cells(
-    sandbox: Sandbox,
-    cells: list[str],
-    limits: Limits,
-    total_s: float,
-    files: dict[str, bytes],
-    fetch: tuple[str, ...],
-    most_bytes: int,
+    sandbox: Sandbox, form: RunJupyterForm, limits: Limits, total_s: float, files: dict[str, bytes]
 ) -> dict[str, Any]:
     started = time.monotonic()
     done: list[dict[str, Any]] = []
@@ -82,7 +76,7 @@ def _run_cells(
         for path, content in files.items():
             session.upload(path, content)
         explained(session.run(PRELUDE))
-        for number, source in enumerate(cells, 1):
+        for number, source in enumerate(form.cells, 1):
             left_s = total_s - (time.monotonic() - started)
             if left_s <= 0:
                 ended, why = "TimeLimitExceeded", f"total_timeout was over before cell {number}"
@@ -98,9 +92,9 @@ def _run_cells(
                 why = f"cell {number} was ended by its {result.status} limit; what the interpreter held is lost"
                 break
         brought = {}
-        for path in fetch:
+        for path in form.fetch_files:
             try:
-                brought[path] = encode_bytes(session.download(path, max_bytes=most_bytes))
+                brought[path] = encode_bytes(session.download(path, max_bytes=limits.output_bytes))
             except ConfigError:
                 continue  # not there, or no plain file: as with /run_code it is left out
     seconds = time.monotonic() - started
