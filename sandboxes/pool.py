@@ -227,13 +227,13 @@ class Pool:
             failure = error
         with self._changed:
             self._making -= 1
-            keep = slot is not None and not self._closed
-            if keep and slot is not None:
-                self._idle.append(slot)
             if failure is not None:
                 self._failure, self._failed = failure, attempt
+            if slot is not None and not self._closed:
+                self._idle.append(slot)
+                slot = None
             self._changed.notify_all()
-        if slot is not None and not keep:
+        if slot is not None:
             slot.close()
 
 
