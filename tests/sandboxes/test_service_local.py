@@ -12,7 +12,7 @@ from service_fakes import Running, local_or_skip, running
 
 from roll_envs.sandbox import Limits, Program, make_sandbox
 from sandboxes.client import RemoteSandbox
-from sandboxes.service.jupyter import RunJupyterForm, _run_cells
+from sandboxes.service.fusion import RunJupyterForm, _run_cells
 
 
 @pytest.fixture(scope="module")
