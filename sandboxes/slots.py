@@ -15,19 +15,10 @@ from typing import Any, TypeVar
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError, check_number
 from roll_envs.recent import Recent
-from roll_envs.sandbox import (
-    SANDBOX_CPUS,
-    Language,
-    Limits,
-    Program,
-    RunResult,
-    Sandbox,
-    SandboxSession,
-)
+from roll_envs.sandbox import SANDBOX_CPUS, Language, Limits, Program, RunResult, Sandbox, SandboxSession
 from sandboxes.languages import BINARY, ROWS
-from sandboxes.pool import Pool
+from sandboxes.pool import NotBegunError, Pool, Slot
 from sandboxes.programs import Order, Place, check_limits, check_path, compile_order, order, session_head
-from sandboxes.slot import NotBegunError, Slot
 
 T = TypeVar("T")
 _log = logging.getLogger("sandboxes")

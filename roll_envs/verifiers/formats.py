@@ -20,7 +20,7 @@ from roll_envs.tools.formats.reading import read_whole_json
 from roll_envs.tools.types import ToolSpec
 from roll_envs.verifiers.extract import after_thinking, fences
 from roll_envs.verifiers.types import Failed, Score, Verdict
-from roll_envs.verifiers.workers import TEXT_TASKS, WorkerPool, shared_pool
+from roll_envs.verifiers.workers import TEXT_TASKS, shared_pool
 
 _NAME = re.compile(r"[A-Za-z_][\w.:-]{0,63}")
 
@@ -117,7 +117,6 @@ class JsonVerifier:
     fenced: bool = True
     max_chars: int = 200_000
     deadline_s: float = 3.0
-    pool: WorkerPool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Mapping | bool | None):
@@ -142,7 +141,7 @@ class JsonVerifier:
         return _score("") if schema is None else self._fit(text, schema)
 
     def _fit(self, text: str, schema: Any) -> Verdict:
-        outcome = (self.pool or shared_pool(TEXT_TASKS)).call("fit", [text, schema], deadline_s=self.deadline_s)
+        outcome = shared_pool(TEXT_TASKS).call("fit", [text, schema], deadline_s=self.deadline_s)
         # The words of worker_main for a RecursionError, which the depth of the answer causes.
         if outcome.status == "error" and "nested" in outcome.detail:
             return _score("it is nested too deeply")
@@ -247,7 +246,6 @@ class RegexVerifier:
     last: bool = False
     max_chars: int = 100_000
     deadline_s: float = 2.0
-    pool: WorkerPool | None = None
 
     def __post_init__(self) -> None:
         check_one_of("mode", self.mode, ("search", "fullmatch", "match"))
@@ -279,7 +277,7 @@ class RegexVerifier:
         if len(answer) > self.max_chars:
             return _score(f"{len(answer)} characters; at most {self.max_chars} are read")
         arguments = [pattern, self._flags, "last" if self.last else self.mode, answer]
-        outcome = (self.pool or shared_pool(TEXT_TASKS)).call("find", arguments, deadline_s=self.deadline_s)
+        outcome = shared_pool(TEXT_TASKS).call("find", arguments, deadline_s=self.deadline_s)
         if outcome.status != "ok":
             return Failed(reason=f"the pattern {pattern[:200]!r} gave no result: {outcome.detail}")
         found = outcome.value

@@ -237,12 +237,6 @@ class WorkerPool:
         self._slow = Lane(self.settings.slow_workers, self.settings.slow_queue, self._shapes)
         self._counts = dict.fromkeys(("tasks", "slow", "deadline", "hurried", "died", "unavailable"), 0)
 
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def metrics(self) -> dict[str, float]:
         """Tasks waiting now (``queue``, ``slow_queue``); the longest wait in seconds, and tasks by outcome, so far."""
         with self._lock:

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Isolation, Limits
+from sandboxes.pool import Ended, NotBegunError
 from sandboxes.programs import Order
-from sandboxes.slot import Ended, NotBegunError
 from sandboxes.slots import FETCH_BYTES, FLOOD, chosen_cpus
 
 from .cgroups import remove_later
@@ -120,7 +120,7 @@ class Output:
 
 
 class LocalSlot:
-    """One jail; see :class:`sandboxes.slot.Slot`. Raises :class:`SandboxError` where it could not be made."""
+    """One jail; see :class:`sandboxes.pool.Slot`. Raises :class:`SandboxError` where it could not be made."""
 
     shape = None
 

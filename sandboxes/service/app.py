@@ -15,10 +15,9 @@ from starlette.routing import Route
 
 from roll_envs.sandbox import Sandbox
 from sandboxes.service import native
+from sandboxes.service.fusion import run_code, run_jupyter
 from sandboxes.service.judge import judge
-from sandboxes.service.jupyter import run_jupyter
-from sandboxes.service.replies import Answer, Refusal, encode_json
-from sandboxes.service.run_code import run_code
+from sandboxes.service.messages import Answer, Refusal, encode_json
 from sandboxes.service.service import Service
 from sandboxes.service.settings import Settings
 from sandboxes.service.submit import submit

@@ -17,9 +17,8 @@ from roll_envs.sandbox import Language, Sandbox
 from roll_envs.verifiers.code.cases import Plan, Unusable, read_plan
 from roll_envs.verifiers.code.verifier import CaseResult, CodeVerifier
 from roll_envs.verifiers.extract import code_of
+from sandboxes.service.messages import Answer, Refusal, check_code, fill
 from sandboxes.service.pool import Pool
-from sandboxes.service.reading import check_code, fill
-from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.settings import Settings
 
 COMPILE_S = 10.0

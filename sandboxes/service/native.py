@@ -11,12 +11,11 @@ from typing import Any
 
 from roll_envs.errors import check_number, check_one_of, check_whole
 from roll_envs.sandbox import LANGUAGES, Limits, Program
+from sandboxes.service.messages import Answer, Refusal, check_code, check_paths
 from sandboxes.service.pool import Pool
-from sandboxes.service.reading import check_code, check_paths
-from sandboxes.service.replies import Answer, Refusal
 from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
-from sandboxes.service.wire import decode_bytes, dump, encode_bytes, load_limits, load_program
+from sandboxes.service.wire import decode_bytes, dump, encode_bytes, load
 
 LONGEST_ARGUMENTS = 64 * 1024
 """Characters of all arguments and of the environment together."""
@@ -25,7 +24,7 @@ LONGEST_ARGUMENTS = 64 * 1024
 async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     """``{program, limits?, timeout_s?}`` -> ``{result}``. Raises :class:`Refusal` and what :meth:`Pool.run` raises."""
     limits = read_limits(data.get("limits"), settings)
-    program = load_program(data.get("program"))
+    program: Program = load(Program, data.get("program"), "program")
     _check(program, settings)
     started = time.monotonic()
     result = await pool.run_program(program, limits, read_timeout(data, settings))
@@ -33,7 +32,7 @@ async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> An
     return Answer(body=body, outcome=result.status)
 
 
-def read_limits(data: object, settings: Settings) -> Limits:
+def read_limits(data: Any, settings: Settings) -> Limits:
     """The limits of a request. Raises :class:`Refusal` for malformed ones, for 0, and for those above the service's."""
     # The sandboxes keep files in memory, hence the bound of files_mb.
     most = {
@@ -44,8 +43,8 @@ def read_limits(data: object, settings: Settings) -> Limits:
         "output_bytes": settings.max_output_bytes,
         "files_mb": settings.max_memory_mb,
     }
-    limits = load_limits(data)
-    asked = data if isinstance(data, dict) else {}
+    asked = {} if data is None else data
+    limits: Limits = load(Limits, asked, "limits")
     for name, bound in most.items():
         value = getattr(limits, name)
         if name in asked and not 0 < value <= bound:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import hashlib
 import hmac
@@ -19,10 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roll_envs.sandbox import Sandbox
+from sandboxes.service.messages import Answer, BodyBudget, Refusal, encode_json, read_json, refusal_of
 from sandboxes.service.metrics import PAGE_TYPE, Metrics
 from sandboxes.service.pool import OVERRUN_S, Pool
-from sandboxes.service.reading import BodyBudget, read_json
-from sandboxes.service.replies import Answer, Refusal, encode_json, refusal_of
 from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
 
@@ -174,7 +172,7 @@ def _token_of(header: str) -> bytes:
     if scheme.lower() == "basic":
         try:
             decoded = base64.b64decode(value.strip(), validate=True)
-        except (binascii.Error, ValueError):
+        except ValueError:
             return b""
         return decoded.partition(b":")[2]
     return b""

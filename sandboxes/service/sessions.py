@@ -12,10 +12,9 @@ from typing import TypeVar
 
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Language, Limits, RunResult, SandboxSession, explained
-from sandboxes.service.pool import OVERRUN_S, DrainingError, Pool, QueueFullError
-from sandboxes.service.replies import Refusal
+from sandboxes.service.messages import Refusal
+from sandboxes.service.pool import OVERRUN_S, DrainingError, Pool, QueueFullError, Worker
 from sandboxes.service.settings import Settings
-from sandboxes.service.worker import Worker
 
 T = TypeVar("T")
 log = logging.getLogger("roll_sandbox.sessions")

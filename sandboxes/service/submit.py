@@ -18,10 +18,9 @@ import pydantic
 from roll_envs.errors import SandboxError
 from roll_envs.verifiers.extract import FENCE_WORDS, fences
 from sandboxes.languages import FUSION_NAMES, FUSION_OF, ROWS
+from sandboxes.service.fusion import RunCodeForm, execute, fusion_program
+from sandboxes.service.messages import Answer, Refusal, check_code, fill, parse_json
 from sandboxes.service.pool import Pool
-from sandboxes.service.reading import check_code, fill, parse_json
-from sandboxes.service.replies import Answer, Refusal
-from sandboxes.service.run_code import RunCodeForm, execute, fusion_program
 from sandboxes.service.settings import Settings
 
 MARK = "#<INSERT>"

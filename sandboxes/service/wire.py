@@ -6,7 +6,6 @@ Used by the service and by its client. Reading raises :class:`~roll_envs.errors.
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import types
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import Limits, Program, RunResult
+from roll_envs.sandbox import Limits, Program
 
 VERSION = 1
 """Version of the format; reported by ``GET /v1/health``."""
@@ -27,11 +26,9 @@ def encode_bytes(content: bytes) -> str:
 
 def decode_bytes(text: object, where: str) -> bytes:
     """The bytes of base64 text; ``where`` names the field in the error."""
-    if not isinstance(text, str):
-        raise ConfigError(f"{where} must be base64 text, not {type(text).__name__}")
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+        return base64.b64decode(_checked(text, str, "base64 text", where), validate=True)
+    except ValueError as error:
         raise ConfigError(f"{where} is not base64: {error}") from error
 
 
@@ -46,43 +43,27 @@ def dump(value: Any) -> Any:
     return list(map(dump, value)) if isinstance(value, tuple) else value
 
 
-def load_program(data: object) -> Program:
-    """The program that :func:`dump` wrote; what is not named has its default."""
-    program: Program = _load(Program, data, "program")
-    return program
-
-
-def load_limits(data: object) -> Limits:
-    """The limits that :func:`dump` wrote; what is not named has its default."""
-    limits: Limits = _load(Limits, {} if data is None else data, "limits")
-    return limits
-
-
-def load_result(data: object) -> RunResult:
-    """The result that :func:`dump` wrote; unknown fields, of later versions, are ignored."""
-    result: RunResult = _load(RunResult, data, "result")
-    return result
-
-
-def _load(kind: Any, value: Any, where: str) -> Any:
-    """``value`` as a ``kind``, one of the types by which the fields of programs, limits and results are declared."""
+def load(kind: Any, value: Any, where: str) -> Any:
+    """The program, limits or result that :func:`dump` wrote, or a part of one, as a ``kind``; what is not named has its
+    default, and unknown fields of results, of later versions, are ignored."""
     origin, inner = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
-        return _load_fields(kind, _object(value, where), where)
+        return _load_fields(kind, _checked(value, Mapping, "an object", where), where)
     if origin is types.UnionType:
-        return None if value is None else _load(inner[0], value, where)
+        return None if value is None else load(inner[0], value, where)
     if origin is Literal:
         if value not in inner:
             raise ConfigError(f"{where} must be one of {', '.join(inner)}, not {value!r}")
         return value
     if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{where} must be a list, not {type(value).__name__}")
-        return tuple(_load(inner[0], each, f"{where}[{number}]") for number, each in enumerate(value))
+        items = enumerate(_checked(value, (list, tuple), "a list", where))
+        return tuple(load(inner[0], each, f"{where}[{number}]") for number, each in items)
     if origin is Mapping:
-        pairs = _object(value, where).items()
-        return {_load(str, key, where): _load(inner[1], part, f"{where}[{key!r}]") for key, part in pairs}
-    readers = {bytes: decode_bytes, str: _text, int: _whole, float: _number}
+        pairs = _checked(value, Mapping, "an object", where).items()
+        return {load(str, key, where): load(inner[1], part, f"{where}[{key!r}]") for key, part in pairs}
+    if kind is str:
+        return _checked(value, str, "text", where)
+    readers = {bytes: decode_bytes, int: _whole, float: _number}
     return readers[kind](value, where)
 
 
@@ -98,21 +79,15 @@ def _load_fields(kind: Any, given: Mapping[str, Any], where: str) -> Any:
             raise ConfigError(f"{where}.{field.name} is missing")
     # A result in a result, of the compiler, is read like the whole.
     paths = {name: where if name == "compile" else f"{where}.{name}" for name in kinds}
-    return kind(**{name: _load(kinds[name], given[name], paths[name]) for name in kinds if name in given})
+    return kind(**{name: load(kinds[name], given[name], paths[name]) for name in kinds if name in given})
 
 
 _kinds = functools.cache(get_type_hints)
 
 
-def _object(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} must be an object, not {type(value).__name__}")
-    return value
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{where} must be text, not {type(value).__name__}")
+def _checked(value: Any, kind: Any, what: str, where: str) -> Any:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where} must be {what}, not {type(value).__name__}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -258,7 +259,7 @@ def test_many_threads_share_few_workers(make_pool: Callable[..., WorkerPool]) ->
 
 
 def test_a_module_that_cannot_be_loaded_is_told() -> None:
-    with WorkerPool(PoolSettings(module="no_such_module_anywhere", workers=1)) as pool:
+    with contextlib.closing(WorkerPool(PoolSettings(module="no_such_module_anywhere", workers=1))) as pool:
         outcome = pool.call("x", [], deadline_s=1)
         assert outcome.status == "unavailable"
         assert "no_such_module_anywhere" in outcome.detail

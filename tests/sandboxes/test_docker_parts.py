@@ -25,9 +25,8 @@ from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraErr
 from roll_envs.sandbox import Limits, make_sandbox
 from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from sandboxes.docker.engine import Shape
-from sandboxes.docker.isolation import judge
 from sandboxes.docker.sandbox import DockerSandbox
-from sandboxes.docker.slot import _BOOT, _code
+from sandboxes.docker.slot import _BOOT, _code, judge
 from sandboxes.local.inside.files import wipe
 from sandboxes.local.inside.seccomp import MACHINES, Rules, build
 from sandboxes.pool import Pool

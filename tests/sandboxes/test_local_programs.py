@@ -18,7 +18,7 @@ from roll_envs.errors import ConfigError
 from roll_envs.sandbox import COMPILED, LANGUAGES, Isolation, Language, Limits, Program, RunResult
 from sandboxes.languages import ROWS
 from sandboxes.local import LocalSandbox
-from sandboxes.slot import Ended
+from sandboxes.pool import Ended
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from service_fakes import FakeSession, Running, running
 
 from roll_envs.sandbox import RunResult
-from sandboxes.service.jupyter import PRELUDE, TAKE
+from sandboxes.service.fusion import PRELUDE, TAKE
 from sandboxes.service.submit import extract_code, same_output
 
 

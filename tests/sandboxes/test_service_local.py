@@ -12,7 +12,7 @@ from service_fakes import Running, local_or_skip, running
 
 from roll_envs.sandbox import Limits, Program, make_sandbox
 from sandboxes.client import RemoteSandbox
-from sandboxes.service.jupyter import _run_cells
+from sandboxes.service.fusion import RunJupyterForm, _run_cells
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,8 @@ def test_cells_display_what_jupyter_would() -> None:
     ]
     local_or_skip()
     with make_sandbox("local", slots=1, python_paths=(sysconfig.get_paths()["purelib"],)) as sandbox:
-        answer = _run_cells(sandbox, cells, Limits(wall_s=100.0, memory_mb=1024), 200.0, {}, (), 1 << 20)
+        form = RunJupyterForm(cells=cells)
+        answer = _run_cells(sandbox, form, Limits(wall_s=100.0, memory_mb=1024), 200.0, {})
     assert answer["status"] == "Success", answer
     table, figure, shown, three, nothing, *broken = (cell["display"] for cell in answer["cells"])
     assert [cell["error"] for cell in answer["cells"]] == [[]] * 7

@@ -17,7 +17,7 @@ from service_fakes import FakeSandbox, Running, running
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import LANGUAGES, Isolation, Limits, Program, RunResult
 from sandboxes.client import RemoteSandbox
-from sandboxes.service.wire import dump, load_limits, load_program, load_result
+from sandboxes.service.wire import dump, load
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 NAMES = st.from_regex(r"\A[a-zA-Z0-9_][a-zA-Z0-9_.]{0,9}\Z")
@@ -64,17 +64,17 @@ RESULTS = st.builds(replace, FLAT, compile=st.none() | FLAT)
 
 @given(PROGRAMS)
 def test_programs_survive_the_wire(program: Program) -> None:
-    assert load_program(dump(program)) == program
+    assert load(Program, dump(program), "program") == program
 
 
 @given(LIMITS)
 def test_limits_survive_the_wire(limits: Limits) -> None:
-    assert load_limits(dump(limits)) == limits
+    assert load(Limits, dump(limits), "limits") == limits
 
 
 @given(RESULTS)
 def test_results_survive_the_wire(result: RunResult) -> None:
-    assert load_result(dump(result)) == result
+    assert load(RunResult, dump(result), "result") == result
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_results_survive_the_wire(result: RunResult) -> None:
 )
 def test_results_that_are_none_are_refused(change: dict[str, object], words: str) -> None:
     good = dump(RunResult(status="ok", exit_code=0, isolation=Isolation(tier="x", layers=())))
-    assert load_result(good | {"of_a_later_version": 1}).ok
+    assert load(RunResult, good | {"of_a_later_version": 1}, "result").ok
     with pytest.raises(ConfigError, match=words):
-        load_result(good | change)
+        load(RunResult, good | change, "result")
 
 
 @pytest.mark.parametrize(("part", "name"), [({"stdin": "1 2"}, "stdin"), ({"files": {"a": "1 2"}}, r"files\['a'\]")])
@@ -111,7 +111,7 @@ def test_results_of_which_a_part_is_missing_are_refused(name: str) -> None:
     good = dump(RunResult(status="ok", exit_code=0, isolation=Isolation(tier="x", layers=())))
     del good[name]
     with pytest.raises(ConfigError, match=f"result.{name} is missing"):
-        load_result(good)
+        load(RunResult, good, "result")
 
 
 @pytest.fixture(scope="module")

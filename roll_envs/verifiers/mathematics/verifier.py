@@ -45,7 +45,6 @@ class MathVerifier:
         workers: int = 2,
         uses: int = 1000,
         memory_mb: int = 2048,
-        pool: WorkerPool | None = None,
     ) -> None:
         check_number("deadline_s", deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
         check_whole("max_chars", max_chars)
@@ -53,7 +52,6 @@ class MathVerifier:
             raise MissingExtraError("verifier 'math'", "verifiers")
         self.require_boxed, self.deadline_s, self.max_chars = bool(require_boxed), float(deadline_s), max_chars
         self._settings = PoolSettings(module=_MODULE, workers=workers, uses=uses, memory_mb=memory_mb)
-        self._given = pool
         self.forget()
 
     def forget(self) -> None:
@@ -66,17 +64,17 @@ class MathVerifier:
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without locks and processes, which cannot be pickled."""
-        left_out = ("_lock", "_given", "_graded", "_checked")
+        left_out = ("_lock", "_graded", "_checked")
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _given=None)
+        self.__dict__.update(state)
         self.forget()
 
     @property
     def pool(self) -> WorkerPool:
         """The worker processes that grade."""
-        return self._given if self._given is not None else shared_pool(self._settings)
+        return shared_pool(self._settings)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         wanted = texts_of(reference)

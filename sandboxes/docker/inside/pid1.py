@@ -1,4 +1,5 @@
-"""PID 1 of a sandbox container: the jail that the container is, and the link to the host over its streams.
+"""PID 1 of a sandbox container: the jail that the container is, what the kernel reports in it (its isolation, its
+memory cgroup, the languages of the image), and the link to the host over its streams.
 
 Runs and sessions are carried out by the code of the local sandbox (``sandboxes.local.inside``). A request is four bytes
 of length, a JSON order, then the bytes of its parts (``order["parts"]``: their sizes), which go into memory files. The
@@ -13,27 +14,98 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gc
 import importlib
 import json
 import os
+import platform
 import resource
 import select
 import shutil
 import signal
 import socket
 import struct
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from sandboxes.docker.inside import facts
 from sandboxes.local.inside import kernel, wire
 from sandboxes.local.inside.files import open_plain, wipe
 from sandboxes.local.inside.launch import Jail, Untrusted
 from sandboxes.local.inside.program import Script
 from sandboxes.local.inside.runs import Runs, report_fault
 from sandboxes.local.inside.session import serve_session
+
+TOOLS = ("bash", "g++", "node", "javac", "go", "rustc", "tsc")
+_NOT_OF_THE_IMAGE = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_")
+# Paths of cgroup version 2, then of version 1.
+_ROOT = "/sys/fs/cgroup"
+_PEAKS = (f"{_ROOT}/memory.peak", f"{_ROOT}/memory/memory.max_usage_in_bytes")
+_STAT = (f"{_ROOT}/memory.stat", f"{_ROOT}/memory/memory.stat")
+_EVENTS = (f"{_ROOT}/memory.events", f"{_ROOT}/memory/memory.oom_control")
+
+
+def gather() -> dict[str, Any]:
+    """Facts as the kernel reports them; the host decides what they mean."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    with open("/proc/net/dev", encoding="ascii") as file:
+        networks = [line.split(":")[0].strip() for line in file if ":" in line]
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "uid": os.getuid(),
+        "pid": os.getpid(),
+        "capabilities": int(status["CapEff"], 16) | int(status["CapBnd"], 16),
+        "no_new_privileges": status.get("NoNewPrivs") == "1",
+        # Counted since Linux 5.9; earlier kernels tell only whether there is one (mode 2).
+        "seccomp_filters": int(status.get("Seccomp_filters", "1" if status.get("Seccomp") == "2" else "0")),
+        "networks": networks,
+        "read_only": bool(os.statvfs("/").f_flag & os.ST_RDONLY),
+        "environ": {k: v for k, v in os.environ.items() if k not in _NOT_OF_THE_IMAGE},
+        "tools": {name: path for name in TOOLS if (path := shutil.which(name))},
+    }
+
+
+def memory_peak() -> int:
+    """Peak memory of the container since it started, in bytes."""
+    return int(_first(_PEAKS) or 0)
+
+
+def oom_kills() -> int:
+    """Out-of-memory kills since the container started."""
+    return _numbers(_EVENTS).get("oom_kill", 0)
+
+
+def memory_held() -> int:
+    """Bytes of processes and of files in memory; without what the kernel can drop."""
+    numbers = _numbers(_STAT)
+    # Version 2, then version 1, whose "rss" is without shared memory.
+    return numbers.get("anon", numbers.get("rss", 0)) + numbers.get("shmem", 0)
+
+
+def _numbers(paths: tuple[str, ...]) -> dict[str, int]:
+    """A file of lines with a name and a number."""
+    return {name: int(value) for name, _, value in (line.partition(" ") for line in _first(paths).splitlines())}
+
+
+@functools.cache
+def _open(paths: tuple[str, ...]) -> int | None:
+    """Descriptor of the first path that exists, opened once; programs do not inherit it."""
+    for path in paths:
+        try:
+            return os.open(path, os.O_RDONLY)
+        except OSError:
+            continue
+    return None
+
+
+def _first(paths: tuple[str, ...]) -> str:
+    fd = _open(paths)
+    return "" if fd is None else os.pread(fd, 1 << 14, 0).decode("ascii")
+
 
 PLACES = ("/tmp", "/dev/shm")
 """All folders that a program can write to."""
@@ -70,9 +142,9 @@ class ContainerJail(Jail):
     def residue(self) -> int:
         """Bytes that are held though every program has ended and every file is removed; the kernel may take a moment
         to free the last."""
-        self._empty = self._empty or facts.memory_held()
+        self._empty = self._empty or memory_held()
         deadline = time.monotonic() + SETTLE_S
-        while (more := facts.memory_held() - self._empty) > MOST_RESIDUE and time.monotonic() < deadline:
+        while (more := memory_held() - self._empty) > MOST_RESIDUE and time.monotonic() < deadline:
             time.sleep(0.01)
         return max(0, more)
 
@@ -95,11 +167,11 @@ class ContainerJail(Jail):
         if limits.get("held"):  # the engine refused the limit
             raise OSError(errno.EBUSY, "more memory is held than the new limit allows")
         # Both count from the start of the container, so only what a run adds to them is its own.
-        self._before = (facts.oom_kills(), facts.memory_peak())
+        self._before = (oom_kills(), memory_peak())
 
     def usage(self) -> dict[str, Any]:
-        peak = facts.memory_peak()
-        return {"oom": facts.oom_kills() - self._before[0], "peak": peak if peak > self._before[1] else None}
+        peak = memory_peak()
+        return {"oom": oom_kills() - self._before[0], "peak": peak if peak > self._before[1] else None}
 
     def others(self) -> int:
         return 1 << 20  # containers share a user, so RLIMIT_NPROC would count their processes too; the cgroup does it
@@ -264,7 +336,7 @@ def main() -> None:
     for name in hello["preload"]:
         importlib.import_module(name)
     kernel.set_seccomp(bytes.fromhex(hello["filter"]))
-    told = facts.gather()
+    told = gather()
     runs = Runs(Script(), link, jail)
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, pages that forks share

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import math
 import os
+import resource
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import wire
-from .cells import serve_cells
-from .confine import bound_resources
+from . import kernel, wire
 from .files import write_new
-from .program import Script, draw_anew, execute, set_environment
+from .program import Script, draw_anew, execute, serve_cells
 
 CHANNEL = 100
 """Descriptor number of the channel. It is above every number in use: objects of the frames that :class:`Untrusted`
@@ -189,6 +189,38 @@ def _take_streams(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
+_OPEN_FILES = kernel.ZYGOTE_NAMESPACE_FD
+_STACK = 8 << 20
+
+
+def bound_resources(limits: Mapping[str, Any], *, cpu_s: float | None, others: int) -> None:
+    """``cpu_s``: processor time of each process; ``None`` for no bound (a session lives long).
+
+    ``others``: processes and threads that the same user has beside those of the run.
+    """
+    bounds = {
+        resource.RLIMIT_NPROC: limits["processes"] + others,
+        resource.RLIMIT_FSIZE: limits["files_mb"] << 20,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 1 << 16,
+        resource.RLIMIT_MSGQUEUE: 1 << 16,
+        resource.RLIMIT_NICE: 0,
+        resource.RLIMIT_RTPRIO: 0,
+        resource.RLIMIT_SIGPENDING: 1024,
+    }
+    if cpu_s is not None:
+        # The limit is per process; a run with several threads may use more processor time than wall time.
+        bounds[resource.RLIMIT_CPU] = math.ceil(cpu_s) * limits["processes"] + 2
+    for name, bound in bounds.items():
+        _, hard = resource.getrlimit(name)
+        value = bound if hard < 0 else min(bound, hard)  # raising a hard limit needs a capability
+        resource.setrlimit(name, (value, value))
+    # Only the soft limit, at Linux's usual 8 MB: programs with deep recursion may raise it.
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK if hard < 0 else min(hard, _STACK), hard))
+
+
 def _program(message: Mapping[str, Any], fds: list[int], script: Script, jail: Jail) -> Callable[[], object]:
     head, blobs = wire.unpack(fds[0])
     source = next(blobs)
@@ -199,7 +231,7 @@ def _program(message: Mapping[str, Any], fds: list[int], script: Script, jail: J
     _take_streams(fds[1:])
     bound_resources(message["limits"], cpu_s=message["limits"]["wall_s"], others=message["others"])
     environ = jail.environ(head["environ"])
-    set_environment(environ)
+    os.environ.update(environ)
     if head["argv"]:
         return lambda: execute(head["argv"], environ)
     draw_anew()
@@ -210,7 +242,7 @@ def _cells(message: Mapping[str, Any], fds: list[int], script: Script, jail: Jai
     nothing = os.open("/dev/null", os.O_RDWR)
     _take_streams([os.dup(nothing), os.dup(nothing), nothing])
     bound_resources(message["limits"], cpu_s=None, others=message["others"])
-    set_environment(jail.environ(message["environ"]))
+    os.environ.update(jail.environ(message["environ"]))
     draw_anew()
     return lambda: serve_cells(CHANNEL, script)
 

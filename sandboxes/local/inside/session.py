@@ -10,10 +10,10 @@ import socket
 import time
 from typing import Any
 
-from .cells import CODE_BYTES, TOKEN_BYTES
 from .files import open_plain, replace_file
 from .launch import Child
 from .process_tree import kill_all
+from .program import CODE_BYTES, TOKEN_BYTES
 from .runs import Runs
 
 

@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 
 from . import kernel, wire
 from .cgroup import Cgroup
-from .confine import RUN_USER
-from .jail import LocalJail
+from .jail import RUN_USER, LocalJail
 from .launch import Untrusted
 from .process_tree import kill_all
 from .program import Script
@@ -87,7 +86,7 @@ class Zygote:
         """
         code = 71
         try:
-            self._enter() if self._workspace is None else self._enter_without_namespaces()
+            self._enter()
             wire.send(self._control, {"event": "up"})
             self._loop()
             code = 0
@@ -100,22 +99,12 @@ class Zygote:
                 wire.send(self._control, {"event": "fault", "text": wire.describe(error)})
         os._exit(code)
 
-    def _enter_without_namespaces(self) -> None:
-        """Without namespaces: become the subreaper, so that orphans of programs become children of this process."""
-        kernel.subreaper()
-        os.setpgid(0, 0)
-        self._become_zygote()
-
     def _enter(self) -> None:
-        socket.sethostname("sandbox")
-        if not self._many_users:
-            build_tree(self._plan)
-        with contextlib.suppress(OSError):  # not on every kernel; process ids of programs then count up from run to run
-            self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
-        enter_tree(self._plan["base"], hidden=self._many_users)
-        self._become_zygote()
-
-    def _become_zygote(self) -> None:
+        if self._workspace is None:
+            self._enter_namespaces()
+        else:
+            kernel.subreaper()  # orphans of programs become children of this process
+            os.setpgid(0, 0)
         kernel.dumpable(False)  # programs of the same user may not trace it or read its /proc entries
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         kernel.drop_bounding_set()
@@ -125,6 +114,14 @@ class Zygote:
         for name in self._plan["preload"]:
             importlib.import_module(name)
         _pipes_for_streams()
+
+    def _enter_namespaces(self) -> None:
+        socket.sethostname("sandbox")
+        if not self._many_users:
+            build_tree(self._plan)
+        with contextlib.suppress(OSError):  # not on every kernel; process ids of programs then count up from run to run
+            self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
+        enter_tree(self._plan["base"], hidden=self._many_users)
 
     def _close_others(self) -> None:
         """Close every descriptor but the channels, the liveness pipe and the files of the cgroup."""
