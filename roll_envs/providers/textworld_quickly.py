@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["quickly"]
 
 _LONGEST_SEARCH = 500
-"""Steps, of some 20 ms each, after which the search for a game's quest has failed: some take hours."""
+"""Steps, of some 20 ms each, after which the search for a game's quest has failed: some do not end within minutes."""
 
 
 @contextlib.contextmanager
