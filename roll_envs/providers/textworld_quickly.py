@@ -50,8 +50,8 @@ class _Reversed:
 
 
 class _Search:
-    """The package's ``get_chains``. That one goes on from the last action that is possible, after it has
-    tried all; here they are tried from the last one on, as they are needed."""
+    """The package's ``get_chains``. That one goes on from the last action that is possible, after it has tried all;
+    here they are tried from the last one on, as they are needed."""
 
     def __init__(self, chaining: Any) -> None:
         self._chaining, self._all = chaining, chaining.get_chains
@@ -82,10 +82,10 @@ class _Allowed:
     constraint could be about, each time anew. Only facts that a state without fault had not can break one."""
 
     def __init__(self, constraints: Iterable[Any]) -> None:
-        self._about: dict[str, list[tuple[Any, Any]]] = {}
+        self._about: dict[tuple[str, int], list[tuple[Any, Any]]] = {}
         for rule in constraints:
             for condition in rule.preconditions:
-                self._about.setdefault(condition.name, []).append((rule, condition))
+                self._about.setdefault((condition.name, len(condition.parameters)), []).append((rule, condition))
         self._known: dict[frozenset[Any], bool] = {}
         self._good: frozenset[Any] = frozenset()
 
@@ -98,7 +98,7 @@ class _Allowed:
         return self._known[facts]
 
     def _breaks(self, fact: Any, state: Any) -> bool:
-        for rule, condition in self._about.get(fact.name, ()):
+        for rule, condition in self._about.get((fact.name, len(fact.arguments)), ()):
             bound = dict(zip(condition.parameters, fact.arguments, strict=True))
             for action in state.all_instantiations(rule, bound):
                 if any(made.name == "fail" for made in action.postconditions):
