@@ -17,7 +17,8 @@ from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.tools.arguments import describe_parameters
 from roll_envs.tools.formats import alone
 from roll_envs.tools.formats.forms import FORMS, Form
-from roll_envs.tools.formats.reading import Call, Results, after_thought, dump, limited, marked_calls, tool_list
+from roll_envs.tools.formats.marked import marked_calls
+from roll_envs.tools.formats.reading import Call, Results, after_thought, dump, limited, tool_list
 from roll_envs.tools.types import ToolCall, ToolSpec
 
 __all__ = ["TOOL_FORMATS", "Call", "Results", "ToolFormat", "find_tool_format"]

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from roll_envs.errors import ConfigError
 from roll_envs.tools.formats.forms import FORMS
+from roll_envs.tools.formats.marked import marked_calls
 from roll_envs.tools.formats.reading import (
     Call,
     call_of,
@@ -19,7 +20,6 @@ from roll_envs.tools.formats.reading import (
     clip,
     dump,
     looks_like_a_call,
-    marked_calls,
     read_json,
     skip_space,
 )

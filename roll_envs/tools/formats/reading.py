@@ -1,8 +1,4 @@
-"""Shared by the formats: reading JSON in the middle of a text, calls from JSON objects, and calls between marks.
-
-Between marks stands JSON (Hermes, Llama's function tags, Mistral, DeepSeek, Kimi K2, gpt-oss), or each value in tags of
-its own as raw text (Qwen3-Coder, GLM 4.5 and later). A raw value that the tool's schema wants as something other than a
-text is read as JSON; what cannot be read stays a text, and the check of the arguments then says which type is wanted.
+"""Shared by the formats: reading JSON in the middle of a text, and calls from JSON objects.
 
 Every function here takes time linear in what it reads, and none raises for any text.
 """
@@ -12,11 +8,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from roll_envs.errors import ConfigError
-from roll_envs.tools.formats.forms import Form
 from roll_envs.tools.types import BadCall, ToolCall, ToolResult, ToolSpec
 from roll_envs.verifiers.extract import after_thinking
 
@@ -178,65 +173,3 @@ def _kind(value: Any) -> str:
 
 Results = Sequence[tuple[Call, ToolResult]]
 """What a format is given to show: each call with its result."""
-
-
-def marked_calls(text: str, specs: Mapping[str, ToolSpec], form: Form) -> Iterator[Call]:
-    """The calls of a text, the malformed ones included; reading goes on where each call's reading stopped."""
-    begins, name_of = re.compile(form.begin), re.compile(form.name)
-    begin = begins.search(text)
-    while begin is not None:
-        at = begin.end()
-        if (head := name_of.match(text, at)) is None:
-            yield BadCall(reason=f"a name is expected, not {clip(text[at : at + 20])!r}; write {form.form}")
-        else:
-            name = head.groupdict().get("name")
-            if form.key:
-                calls, at = _raw_call(text, head.end(), head["name"].strip(), specs, form)
-            else:
-                calls, at = _json_calls(text, head.end(), name, form)
-            yield from calls
-        begin = begins.search(text, at)
-
-
-def _json_calls(text: str, at: int, name: str | None, form: Form) -> tuple[Sequence[Call], int]:
-    """The calls in the JSON at ``at``, which are the arguments of ``name`` where there is one; and where to go on."""
-    what = "the call is" if name is None else f"the arguments of {clip(name)!r} are"
-    read = read_json(text, at)
-    at = max(read.end, at)
-    if read.problem:
-        return [BadCall(reason=f"{what} malformed: {read.problem}; write {form.form}")], at
-    if re.compile(form.end).match(text, at) is None:
-        found = clip(text[at : at + 20].strip())
-        return [BadCall(reason=f"{what} not closed: {found!r} follows; write {form.form}")], at
-    if name is not None:
-        return [call_of({"name": name.strip(), "arguments": read.value}, form.form)], at
-    return calls_of_list(read.value, form.form) if form.lists else [call_of(read.value, form.form)], at
-
-
-def _raw_call(text: str, at: int, name: str, specs: Mapping[str, ToolSpec], form: Form) -> tuple[Sequence[Call], int]:
-    """The call of ``name`` whose arguments stand at ``at``, and where to go on."""
-    arguments: dict[str, Any] = {}
-    while (key := re.compile(form.key).match(text, at)) is not None:
-        ending = re.compile(form.value_end).search(text, key.end())
-        if ending is None or ending[0] != form.closing:
-            reason = f"the argument {clip(key[1].strip())!r} of {clip(name)!r} is not closed; write {form.form}"
-            # What a tag that never closes holds is not read again.
-            return [BadCall(reason=reason)], len(text) if ending is None else ending.end()
-        arguments[key[1].strip()] = _value_of(text[key.end() : ending.start()], specs.get(name), key[1].strip())
-        at = skip_space(text, ending.end())
-    if (end := re.compile(form.end).match(text, at)) is None:
-        found = clip(text[at : at + 20])
-        return [BadCall(reason=f"{found!r} stands where {clip(name)!r} goes on; write {form.form}")], at
-    return [ToolCall(name=name, arguments=arguments)], end.end()
-
-
-def _value_of(raw: str, spec: ToolSpec | None, key: str) -> Any:
-    properties = spec.parameters.get("properties") if spec is not None else None
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    # The templates put one newline on either side of a value.
-    text = raw.removeprefix("\n").removesuffix("\n")
-    if kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind):
-        return text
-    read = read_whole_json(text)
-    return text if read.problem else read.value
