@@ -5,6 +5,7 @@ Takes time linear in the text. Left out: what the answer means.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -26,7 +27,6 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
 _TAGS = ("answer", "final_answer", "solution")
 # Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
 _TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$")
-_IN_JSON = re.compile(r'"(?:final_)?answer"\s*+:\s*+"?([^"\n{}\[\]]{1,300}?)"?\s*+[,}\n]', re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 # The first alternative passes over escaped braces.
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -115,9 +115,19 @@ def reply(text: str) -> str:
         if start >= 0 or end >= 0:  # one that was cut off reaches to the end; a prompt may have opened one
             text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
             break
-    if found := _IN_JSON.findall(text):
-        return str(found[-1])
-    return _TOKENS.sub("\n", text)
+    return _in_json(text) or _TOKENS.sub("\n", text)
+
+
+def _in_json(text: str) -> str:
+    """The answer in a JSON object that the text ends with, fenced or not; nothing where there is none."""
+    body = text.rstrip("` \n\t")
+    try:
+        found = json.loads(body[max(0, body.rfind("{")) :]) if body.endswith("}") else None
+    except (ValueError, RecursionError):
+        return ""
+    named = {str(name).casefold(): value for name, value in found.items()} if isinstance(found, dict) else {}
+    answer = named.get("answer", named.get("final_answer"))
+    return str(answer) if isinstance(answer, str | int | float) else ""
 
 
 def plain(text: str) -> str:
