@@ -208,7 +208,8 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         if found <= set(letters) and not any(denied & found for at, denied in denials if at > start):
             return found
     lines = [line for line in bare.splitlines() if line.strip()]
-    for line in [] if _lists_options(bare) else [*lines[-1:], *lines[:1]]:
+    looked_at = [] if _lists_options(bare) else [*lines[-1:], *lines[:1]]
+    for line in looked_at:
         if found := _committed(line, letters, options):
             return found
     for pattern in (_FITS, _LAST_WORD):
@@ -273,7 +274,13 @@ def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     exact = frozenset(letter for letter, option in texts.items() if option == said)
     if exact or len(said) > 100 or "?" in text:
         return exact
-    named = {x: o for x, o in texts.items() if o and re.search(rf"(?<![\w.,/-]){re.escape(o)}(?![\w/]|[.,]\d)", said)}
-    rest = said.replace("".join(named.values()), "") if len(named) == 1 else "not"
-    denied = re.search(r"\b(?:not?|never|neither|wrong|false|incorrect|except)\b|n['’]t\b", rest)
+    named = {
+        letter: option
+        for letter, option in texts.items()
+        if option and re.search(rf"(?<![\w.,/-]){re.escape(option)}(?![\w/]|[.,]\d)", said)
+    }
+    if len(named) != 1:
+        return frozenset()
+    (option,) = named.values()
+    denied = re.search(r"\b(?:not?|never|neither|wrong|false|incorrect|except)\b|n['’]t\b", said.replace(option, ""))
     return frozenset() if denied else frozenset(named)
