@@ -190,7 +190,7 @@ def test_recorded_hostile_answers_are_wrong_in_time(math: Any, shared_dir: Path)
         for answer in (case["answer"], f"\\boxed{{{case['answer']}}}"):
             started = time.perf_counter()
             assert not judged(math, answer, case["gold"]), case["name"]
-            assert time.perf_counter() - started < 4, case["name"]
+            assert time.perf_counter() - started < 30, case["name"]  # its deadline is one of processor time
 
 
 def test_nothing_in_an_answer_is_run(math: Any, tmp_path: Path) -> None:

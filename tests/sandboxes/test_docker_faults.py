@@ -160,8 +160,11 @@ def test_containers_of_a_dead_parent_end_and_are_removed(tmp_path: Path, monkeyp
     with open_sandbox():
         assert orphan in container_ids()  # too young: its owner might be about to start it
     monkeypatch.setattr(engine, "LEFT_S", 0)
-    with open_sandbox() as other, open_sandbox():
-        assert orphan not in container_ids()
+    with open_sandbox() as other:
+        deadline = time.monotonic() + 30
+        while orphan in container_ids():  # the engine prunes for one process at a time: for another one just now
+            assert time.monotonic() < deadline
+            open_sandbox().close()
         assert workers(other) <= container_ids(running=True)
 
 

@@ -49,6 +49,7 @@ class FakeVLLM:
         answers 500, ``hang_in`` never ("all": all routes), ``busy_in`` 503 so many times; all is well again when a
         route of ``heals_in`` is called for its nth time."""
         self.load: dict[str, float] = {}
+        self.preempted = 0
         self.asleep: set[str] = set()
         self.group: Any = None
         self.weights: dict[str, Any] = {}
@@ -116,6 +117,7 @@ class FakeVLLM:
             case "/weight_info":
                 return 200, {"weight_version": self.version}
             case "/reset_prefix_cache":
+                self.preempted += self.at_once
                 return 200, {"success": not self.bad.get("keeps_cache")}
             case "/abort_requests":
                 self.aborted.set()
@@ -141,7 +143,9 @@ class FakeVLLM:
             case "/inference/v1/generate":
                 return await self.generate(body)
             case "/metrics":
-                return 200, METRICS.format(**{"used": 0.0, "waiting": 0, "preempted": 0} | self.load).encode()
+                return 200, METRICS.format(
+                    **{"used": 0.0, "waiting": 0, "preempted": self.preempted} | self.load
+                ).encode()
         return 200, {}
 
     def leave(self) -> None:

@@ -157,6 +157,24 @@ def test_fewer_requests_are_at_a_server_whose_memory_is_full(
         engine.close()
 
 
+def test_an_update_in_mid_flight_lets_as_many_requests_in_as_before(model: LanguageModel) -> None:
+    with running_fake() as (url, fake):
+        engine = connect(model, url, max_running=16)
+        replica, fake.bad = engine._replicas[0], {"delay_s": 8}
+        waiting = ask(engine, 16)
+        until(lambda: fake.at_once == 16)
+        fake.bad = {}  # the probe is answered at once
+        engine.update_weights(weights_of(blank_model().network), 1)
+        engine._client.run(replica.follow_load())
+        assert (fake.preempted, replica.lane.limit) == (16, 16)
+        fake.preempted += 1
+        engine._client.run(replica.follow_load())
+        assert replica.lane.limit == 12
+        engine.abort()
+        assert len([each.result() for each in waiting]) == 16
+        engine.close()
+
+
 def test_a_probe_that_is_not_answered_says_nothing_of_the_weights(
     engine: RemoteEngine, fakes: list[tuple[str, FakeVLLM]], caplog: pytest.LogCaptureFixture
 ) -> None:

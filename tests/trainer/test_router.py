@@ -170,6 +170,15 @@ def test_the_limit_follows_the_memory(loads: Sequence[Load], limits: Sequence[in
     assert min(found) >= 1
 
 
+def test_requests_that_an_update_sent_back_say_nothing_of_the_memory() -> None:
+    lane = Lane(64, running=64, sent_back=60)
+    limits = []
+    for preempted in (0, 50, 50, 51):  # the last for want of memory
+        lane.follow(Load(0.9, 0, preempted))
+        limits.append(lane.limit)
+    assert limits == [64, 64, 64, 51]
+
+
 def test_the_limit_does_not_grow_where_it_is_not_reached() -> None:
     lane = Lane(64, 10, running=5)
     lane.follow(Load(0.1, 0, 0))

@@ -112,6 +112,8 @@ def test_an_update_in_mid_flight_keeps_requests(engine: RemoteEngine, models: li
     assert {answer.finish for answer in answers} == {"length"}
     assert (first, first + 1) in {tuple(span.version for span in answer.spans) for answer in answers}
     assert max(largest_error(models, p, a) for p, a in zip(prompts, answers, strict=True)) < 1e-3
+    engine._client.run(engine._replicas[0].follow_load())
+    assert engine._replicas[0].lane.limit == 32, "what the update sent back does not count as a lack of memory"
 
 
 def test_abort_keeps_what_was_sampled_and_a_cancelled_request_ends(

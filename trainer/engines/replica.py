@@ -287,6 +287,7 @@ class Replica:
         await dialect.pause(self._control_ask)
         with self._counted_failure():
             await dialect.send(self._control_ask, sent, label)
+        self.lane.sent_back += len(self.asking)
         self._torn, self._unproved = False, True
         if asleep:
             await dialect.wake(self._control_ask, "kv_cache")

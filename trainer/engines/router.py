@@ -43,6 +43,8 @@ class Lane:
     running: int = 0
     queue: _Queue = field(default_factory=OrderedDict)
     open: bool = False
+    sent_back: int = 0
+    """Requests that updates of the weights sent back to the replica's queue, which counts them as preempted."""
     _preempted: int = 0
 
     def __post_init__(self) -> None:
@@ -54,8 +56,10 @@ class Lane:
 
     def follow(self, load: Load) -> None:
         """Let fewer requests run where the replica's memory is full, and more where there is room."""
-        short = load.preempted > self._preempted or (load.waiting > 0 and load.memory_used > _FULL)
-        self._preempted = load.preempted
+        preempted, self._preempted = load.preempted - self._preempted, load.preempted
+        short = preempted > self.sent_back or (load.waiting > 0 and load.memory_used > _FULL)
+        if preempted:
+            self.sent_back = 0
         if short:
             self.limit = max(1, min(self.limit, self.running) * 4 // 5)
         elif load.memory_used < _ROOMY and self.running >= self.limit:
