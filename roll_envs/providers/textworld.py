@@ -173,7 +173,7 @@ class TextWorldEnv(GameEnv):
             _shown(state.feedback),
             ((state.score or 0) - (before.score or 0)) / max(1, state.max_score or 1),
             over,
-            changed or command.lower() in before.admissible_commands,
+            changed or command.lower() in _allowed(before),
             bool(state.won),
             effective=changed,
         )
@@ -181,7 +181,7 @@ class TextWorldEnv(GameEnv):
     def legal_answers(self) -> list[str]:
         if self._over:
             return []
-        return [self.action_format.write(command) for command in self._state.admissible_commands]
+        return [self.action_format.write(command) for command in _allowed(self._state)]
 
     def oracle(self) -> list[str] | None:
         """The game's own way to its end, where it knows one from here that fits into the turns that are left."""
@@ -201,6 +201,13 @@ def _folder() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="roll-textworld-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield folder
+
+
+def _allowed(state: Any) -> list[str]:
+    """The commands that the game lists, and "take X" beside "take X from Y", which does the same."""
+    listed: list[str] = state.admissible_commands
+    taken = (command.partition(" from ") for command in listed if command.startswith("take "))
+    return [*listed, *(what for what, place, _ in taken if place and what not in listed)]
 
 
 def _command(move: str) -> str:
