@@ -19,10 +19,11 @@ import sys
 import threading
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode
-from roll_envs.verifiers.code.inside.values import decode, encode
+from roll_envs.verifiers.code.inside.values import NODES, decode, decode_nodes, encode, encode_nodes
 
 STACK_BYTES = 64 << 20
 
@@ -34,6 +35,8 @@ class Answer:
         self._mark, self._source = mark, source
         self._kept: list[Any] = []
         self._numbers: dict[int, int] = {}
+        self._copied: Sequence[str] = ()
+        """Classes of nodes that are copied to the tests."""
         self._inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.space: dict[str, Any] = {}
@@ -115,7 +118,10 @@ class Answer:
             value = getattr(value() if isinstance(value, type) else value, part)
         return value
 
-    def _do_call(self, target: Any, args: list[Any], named: dict[str, Any], lists: bool = False) -> dict[str, Any]:
+    def _do_call(
+        self, target: Any, args: list[Any], named: dict[str, Any], lists: bool = False, nodes: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        self._copied = nodes
         function = self._target(target)
         given, names = [self._decode(a) for a in args], {k: self._decode(v) for k, v in named.items()}
         if lists:
@@ -130,7 +136,7 @@ class Answer:
         return {"value": self._encode(value), **({"after": after} if any(after) else {})}
 
     def _again(self, old: list[Any], value: Any) -> Any:
-        if old[0] not in ("l", "d", "S", "Y", "Q", "C", "O", "a"):
+        if old[0] not in ("l", "d", "S", "Y", "Q", "C", "O", "a", "nd"):
             return None
         new = self._encode(value)
         return new if new != old else None
@@ -159,6 +165,8 @@ class Answer:
         """``["o", id, facts]`` for an object that stays here."""
         if isinstance(value, _Test):
             return ["k", value.number]
+        if isinstance(value, tuple(self._kinds().values())) and hasattr(value, "__dict__"):
+            return encode_nodes(value, self._kinds(), self._encode)
         if id(value) not in self._numbers:  # it is kept, so that no other object gets its id
             self._numbers[id(value)] = len(self._kept)
             self._kept.append(value)
@@ -182,6 +190,8 @@ class Answer:
             return self._target(data[1])
         if data[0] == "k":
             return _Test(self, data[1])
+        if data[0] == "nd":
+            return decode_nodes(data[1], self._kinds(), self._decode)
         if data[0] == "G":
             __import__(data[1])
             return getattr(sys.modules[data[1]], data[2])
@@ -215,7 +225,10 @@ class Answer:
         return self._tree(value) if "TreeNode" in kind else value
 
     def _node(self, which: int) -> Any:
-        return self.space.get(("ListNode", "TreeNode")[which], self.nodes[which])
+        return self.space.get(NODES[which], self.nodes[which])
+
+    def _kinds(self) -> dict[str, type]:
+        return {name: self._node(NODES.index(name)) for name in self._copied}
 
     def _tree(self, values: list[Any]) -> Any:
         if not values:

@@ -12,7 +12,7 @@ import sys
 import types
 from typing import Any, NoReturn
 
-from roll_envs.verifiers.code.inside.values import decode, encode, sync
+from roll_envs.verifiers.code.inside.values import NODES, decode, decode_nodes, encode, encode_nodes, sync
 
 # Exceptions of the answer keep their class only where no test framework gives it a meaning of its own.
 _TRUSTED_ERRORS = ("builtins", "decimal", "json.decoder", "re", "struct", "zlib", "queue", "socket", "subprocess")
@@ -44,6 +44,8 @@ class Link:
         self.load_fault = ""
         self.time_s, self.memory_mb = 0.0, 0.0
         self.classes: set[str] = set()
+        self.space: dict[str, Any] = {}
+        """Names of the tests, with the classes of :data:`.values.NODES` that they define."""
         self._functions: list[Any] = []
         self._objects: dict[int, Remote] = {}
         self._errors: dict[tuple[str, str], type[BaseException]] = {}
@@ -96,7 +98,8 @@ class Link:
     def call(self, target: Any, args: Any, named: dict[str, Any], *, lists: bool = False) -> Any:
         """Call a function of the answer; arguments that it changes are changed here too."""
         sent = [self.encode(arg) for arg in args]
-        reply = self.ask("call", target, sent, {key: self.encode(value) for key, value in named.items()}, lists)
+        how = [list(self._nodes())] if self._nodes() else []
+        reply = self.ask("call", target, sent, {key: self.encode(value) for key, value in named.items()}, lists, *how)
         after = reply.get("after")
         if isinstance(after, list):
             for arg, new in zip(args, after):  # noqa: B905  a forged reply may have another length
@@ -108,12 +111,17 @@ class Link:
         """An operation of Python in the answer's jail."""
         return self.decode(self.ask("op", name, [self.encode(arg) for arg in args]).get("value"))
 
+    def _nodes(self) -> dict[str, type]:
+        return {name: kind for name in NODES if isinstance(kind := self.space.get(name), type)}
+
     def encode(self, value: Any) -> list[Any]:
         return encode(value, self._handle)
 
     def _handle(self, value: Any) -> list[Any]:
         if isinstance(value, Remote):
             return ["h", target_of(value)]
+        if isinstance(value, tuple(self._nodes().values())):
+            return encode_nodes(value, self._nodes(), self.encode)
         module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
         if module in sys.stdlib_module_names and getattr(sys.modules.get(module), str(name), None) is value:
             return ["G", module, name]
@@ -135,6 +143,8 @@ class Link:
         tag, number, *facts = data
         if tag == "k":
             return self._functions[number]
+        if tag == "nd":
+            return decode_nodes(number, self._nodes(), self.decode)
         if tag != "o" or not isinstance(number, int) or not isinstance(facts[0], dict):
             raise ValueError("not a value in the agreed form")
         found = self._objects.setdefault(number, Remote(self, number, facts[0]))  # ``is`` holds for it, as there

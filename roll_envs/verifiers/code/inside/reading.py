@@ -12,6 +12,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from roll_envs.verifiers.code.inside.values import NODES
+
 ANSWER_MODULES = frozenset(
     "solution answer main __main__ candidate submission code_solution my_solution your_module your_solution my_module "
     "module_under_test program student implementation".split()
@@ -109,13 +111,14 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
 def _helpers(text: str, entry: str) -> list[ast.stmt]:
     """What stands before the answer's code and is no part of it, lest the answer define it anew for the tests.
 
-    Only of functions and imports: objects of classes are the answer's.
+    Only of functions, imports, constants and nodes of lists and trees: objects of other classes are the answer's.
     """
     found: list[ast.stmt] = []
     with contextlib.suppress(SyntaxError, ValueError, RecursionError):
         found = [n for n in ast.parse(text).body if not (isinstance(n, ast.FunctionDef) and _to_complete(n, entry))]
-    kinds = {type(node) for node in found}
-    return found if ast.FunctionDef in kinds and kinds <= {ast.FunctionDef, ast.Import, ast.ImportFrom} else []
+    kinds = {type(node) for node in found if not (isinstance(node, ast.ClassDef) and node.name in NODES)}
+    known = {ast.FunctionDef, ast.Import, ast.ImportFrom, ast.Assign}
+    return found if ast.FunctionDef in kinds and kinds <= known else []
 
 
 def _to_complete(node: ast.FunctionDef, entry: str) -> bool:

@@ -239,7 +239,7 @@ class Tests:
         code = prepared(tuple(self._plan["asserts"]), self._plan["entry_point"], self._plan["helpers"])
         module = types.ModuleType("tests")
         sys.modules["tests"] = module
-        space = module.__dict__
+        space = self.link.space = module.__dict__
         if code.shares and not isinstance(self.link, Beside):
             raise Unusable(f"the tests use {code.shares!r}, by which they share files or state with the answer")
         found = self.link.names(sorted(code.wanted))
