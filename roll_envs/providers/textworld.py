@@ -173,7 +173,7 @@ class TextWorldEnv(GameEnv):
             _shown(state.feedback),
             ((state.score or 0) - (before.score or 0)) / max(1, state.max_score or 1),
             over,
-            changed or command.lower() in _allowed(before),
+            changed or command.lower() in map(str.lower, _allowed(before)),
             bool(state.won),
             effective=changed,
         )

@@ -116,10 +116,14 @@ def test_a_way_that_is_longer_than_the_turns_left_is_none() -> None:
 def test_what_lies_somewhere_may_be_taken_without_its_place() -> None:
     env = TextWorldEnv(challenge="tw-cooking")
     env.reset(seed=1)
-    env._state.admissible_commands = ["look", "take red onion from counter"]
-    assert env.legal_answers() == list(map(answered, ["look", "take red onion from counter", "take red onion"]))
-    info = env.step(answered("Take red onion"))[4]
-    assert (info["action_is_valid"], info["action_is_effective"]) == (True, False)
+    env._state.admissible_commands = ["look", "examine American gate", "take red onion from counter"]
+    assert env.legal_answers() == [
+        *map(answered, ["look", "examine American gate", "take red onion from counter", "take red onion"])
+    ]
+    for command in ("Take red onion", "examine American gate"):
+        env._state.admissible_commands = ["examine American gate", "take red onion from counter"]
+        info = env.step(answered(command))[4]
+        assert (info["action_is_valid"], info["action_is_effective"]) == (True, False)
 
 
 @pytest.mark.parametrize("move", ["save", "Quit", "undo please", "...", "söze", "x" * 151, "a\0b"])
