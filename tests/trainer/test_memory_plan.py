@@ -13,9 +13,11 @@ import torch
 from rich.console import Console
 from tiny import tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
+from vllm_engines import made_environment
 
 from roll_envs.errors import ConfigError
 from trainer.cli import main
+from trainer.cluster.seats import Machine
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
 from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
@@ -233,6 +235,17 @@ def test_a_server_on_a_gpu_takes_its_share_while_the_learner_rests() -> None:
         plan(*vllm, "engine.gpus='1'", device="cuda", gib=1e-5)
     with pytest.raises(ConfigError, match=r"engine\.gpu_memory_utilization"):
         plan(*vllm, "engine.gpu_memory_utilization=1.0", "engine.replicas=2", device="cuda").check()
+
+
+@pytest.mark.parametrize(("releases", "where"), [({"vllm": "0.32.0"}, "cuda"), ({}, "cpu")])
+def test_a_server_is_planned_where_the_installed_build_of_vllm_computes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, releases: dict[str, str], where: str
+) -> None:
+    made_environment(tmp_path, **releases)
+    monkeypatch.setattr(memory_plan, "this_machine", lambda: Machine(gpus=("0",), cpus=(0,), name="here"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    given = config("engine.name=vllm", f"engine.venv={tmp_path}", "model.head_width=32")
+    assert memory_plan._placed(given)[1] == ("cuda", where)
 
 
 def test_what_cannot_fit_is_refused_and_what_may_not_is_said() -> None:

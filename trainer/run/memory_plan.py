@@ -335,7 +335,9 @@ def _placed(config: RunConfig) -> tuple[RunConfig, tuple[str, str]]:
     learner = (
         f"cuda:{placement.learner[0]}" if any(placement.learner[:1]) else choose_device(config.learner.device).type
     )
-    serves = choose_device(engine.device)
+    settings = part_settings(engine, ENGINES.find(engine.name))
+    processor = isinstance(settings, RemoteSettings) and not settings.on_gpu(engine.device)
+    serves = choose_device("cpu" if processor else engine.device)
     other = str(serves) if serves.index else serves.type
     if placement.shared and "gpus" in (engine.model_extra or {}) and not placement.sleepers:  # awake beside the learner
         engine = engine.model_copy(update={"gpus": None, "replicas": 1})
