@@ -12,8 +12,8 @@ import torch
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "HOME": "/nonexistent"}
+def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "HOME": str(home)}
     command = [str(ROOT / "benchmarks" / "gpu.sh"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
@@ -21,7 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_every_section_runs_and_the_page_says_what_it_is(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
-    done = run("--tiny", "--output", str(page))
+    done = run(tmp_path, "--tiny", "--output", str(page))
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert text.startswith("# One GPU (small shapes: a test of the path, no measurement)\n")
@@ -35,7 +35,7 @@ def test_every_section_runs_and_the_page_says_what_it_is(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_nothing_is_measured() -> None:
-    done = run("--only", "parity")
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    done = run(tmp_path, "--only", "parity")
     assert done.returncode == 2
     assert "finds no CUDA device" in done.stderr
