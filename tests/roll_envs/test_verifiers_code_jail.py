@@ -110,64 +110,6 @@ def test_functions_of_the_prompt_that_tests_use_are_not_the_answers(box: Sandbox
     assert verdict(box, "def shift(s): return s\ndef back(s): return s", row | {given: prompt}).value == 0
 
 
-NODES = """
-from typing import *
-inf = float('inf')
-
-class ListNode:
-    def __init__(self, val=0, next=None):
-        self.val, self.next = val, next
-
-class TreeNode:
-    def __init__(self, val=0, left=None, right=None):
-        self.val, self.left, self.right = val, left, right
-
-def list_node(values):
-    head = None
-    for value in reversed(values):
-        head = ListNode(value, head)
-    return head
-
-def is_same_list(p, q):
-    while p and q and p.val == q.val:
-        p, q = p.next, q.next
-    return p is None and q is None
-
-def is_same_tree(p, q):
-    if not p or not q:
-        return p is q
-    return p.val == q.val and is_same_tree(p.left, q.left) and is_same_tree(p.right, q.right)
-"""
-REVERSED = "assert is_same_list(candidate(head=list_node([1, 2, 3])), list_node([3, 2, 1]))"
-TWO_TREES = "assert [each.val for each in candidate(2)] == [0, 1] and is_same_tree(candidate(2)[0], TreeNode(0))"
-
-
-@pytest.mark.parametrize(
-    ("test", "code", "value"),
-    [
-        (REVERSED, "p = None\n        while head: head.next, p, head = p, head, head.next\n        return p", 1),
-        (REVERSED, "return head", 0),
-        (REVERSED, "return head\ndef is_same_list(p, q): return True", 0),
-        (REVERSED, "return head\nclass ListNode:\n    val, next = 3, None\n    __eq__ = lambda *_: True", 0),
-        (REVERSED, "return Same()\nclass Same(ListNode):\n    __eq__ = lambda *_: True\n    next = None", 0),
-        ("x = list_node([1])\n    candidate(x)\n    assert is_same_list(x, list_node([1, 2]))",
-         "head.next = ListNode(2)", 1),
-        ("assert candidate(list_node([1])).next.next.val == 1", "head.next = ListNode(2, head); return head", 1),
-        ("assert candidate(list_node(range(5000))) == 5000",
-         "n = 0\n        while head: n, head = n + 1, head.next\n        return n", 1),
-        (TWO_TREES, "return [TreeNode(i) for i in range(head)]", 1),
-        (TWO_TREES, "return [TreeNode(i, TreeNode(7)) for i in range(head)]", 0),
-    ],
-)  # fmt: skip
-def test_nodes_of_lists_and_trees_are_copied_between_tests_and_answer(
-    box: Sandbox, test: str, code: str, value: int
-) -> None:
-    row = {"prompt": NODES, "entry_point": "Solution().f", "test": f"def check(candidate):\n    {test}"}
-    answer = f"class Solution:\n    def f(self, head: Optional[ListNode]):\n        {code}"
-    assert verdict(box, answer, row).value == value
-    assert verdict(box, f"{NODES}\n{answer}", row).value == value
-
-
 def test_a_usual_library_that_the_jail_lacks_is_no_score_but_any_other_module_is_wrong(box: Sandbox) -> None:
     for tests in (["assert f() == 1"], {"inputs": [""], "outputs": ["1"]}):
         found = verdict(box, "import sklearn.svm\ndef f(): return 1", tests)

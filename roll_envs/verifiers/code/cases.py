@@ -9,6 +9,7 @@ SYNTHETIC-1 under ``test_cases``), ``public_tests`` / ``private_tests`` / ``gene
 
 from __future__ import annotations
 
+import ast
 import base64
 import binascii
 import contextlib
@@ -19,6 +20,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from roll_envs.verifiers.code.inside.reading import given_code
 
 
 class Unusable(Exception):
@@ -53,7 +56,7 @@ class Plan:
     prefix: str = ""
     """Code that is put before the candidate's code."""
     helpers: str = ""
-    """The prefix, or the prompt of a row of HumanEval: where tests with an entry point take their functions from."""
+    """Where tests with an entry point take their functions from: the prefix, or what the prompt gives."""
     entry_point: str = ""
     """Name of the function that ``check(candidate)`` is called with."""
     asserts: tuple[str, ...] = ()
@@ -114,10 +117,12 @@ def _read(reference: Any, from_json: bool) -> Plan:
         raise Unusable(f"the reference must be test code or a mapping with tests, not {str(reference)[:100]!r}")
     plan = _read_tests(reference, from_json)
     entry, prefix, prompt = _text(reference, "entry_point"), _text(reference, "prefix"), reference.get("prompt")
+    given = given_code(prompt, entry) if entry and isinstance(prompt, str) else []
+    prefix = prefix or "\n".join(map(ast.unparse, given))
     return replace(
         plan,
         prefix=prefix or plan.prefix,
-        helpers=(prefix or (prompt if isinstance(prompt, str) else "")) if entry else "",
+        helpers=prefix if entry else "",
         entry_point=entry or plan.entry_point,
         checker=_text(reference, "checker") or _text(reference, "generated_checker") or plan.checker,
     )
@@ -239,10 +244,9 @@ def _inputs(reference: Mapping[Any, Any], inputs: Any, outputs: Any) -> Plan:
 def _function_case(name: str, given: Any, wanted: Any) -> Call:
     """Arguments are a list, or JSON texts one a line; the result may be wrapped in a list of one."""
     wrapped = not isinstance(wanted, str)
-    if isinstance(given, str):
+    if isinstance(given, str):  # else they are values already, and the result with them
         given = [_parsed(line) for line in given.splitlines() if line.strip()]
-    if isinstance(wanted, str):
-        wanted = _parsed(wanted)
+        wanted = _parsed(wanted) if isinstance(wanted, str) else wanted
     args = tuple(given) if isinstance(given, Sequence) else (given,)
     return Call(function=name, args=args, kwargs={}, expected=wanted, from_json=True, wrapped=wrapped)
 

@@ -19,11 +19,10 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Sequence
 from typing import Any
 
 from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode
-from roll_envs.verifiers.code.inside.values import NODES, decode, decode_nodes, encode, encode_nodes
+from roll_envs.verifiers.code.inside.values import NODES, Nodes, decode, encode
 
 STACK_BYTES = 64 << 20
 
@@ -35,8 +34,7 @@ class Answer:
         self._mark, self._source = mark, source
         self._kept: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._copied: Sequence[str] = ()
-        """Classes of nodes that are copied to the tests."""
+        self._nodes = Nodes({})
         self._inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.space: dict[str, Any] = {}
@@ -119,24 +117,32 @@ class Answer:
         return value
 
     def _do_call(
-        self, target: Any, args: list[Any], named: dict[str, Any], lists: bool = False, nodes: Sequence[str] = ()
+        self, target: Any, args: list[Any], named: dict[str, Any], lists: bool = False, nodes: Any = ((), ())
     ) -> dict[str, Any]:
-        self._copied = nodes
+        # Where the answer does not define them itself.
+        known = dict(zip(NODES, self.nodes))  # noqa: B905  they are as many
+        kinds = {name: self.space.get(name, known.get(name)) for name in nodes[0]}
+        own = self._nodes = Nodes({name: kind for name, kind in kinds.items() if isinstance(kind, type)})
+        own.take(nodes[1], self._decode)
         function = self._target(target)
         given, names = [self._decode(a) for a in args], {k: self._decode(v) for k, v in named.items()}
         if lists:
             given = self._nodes_in(function, given)
         value = function(*given, **names)
+        self._nodes = own  # tests that it called may have called others
         if lists:
             # On LeetCode nothing is the empty list of nodes.
             kind = str(getattr(function, "__annotations__", {}).get("return"))
             value = [] if value is None and re.search("ListNode|TreeNode", kind) else self._nodes_out(value)
         # An argument that the call changed in place goes back too.
         after = [self._again(old, new) for old, new in zip(args, given)]  # noqa: B905  node lists keep the length
-        return {"value": self._encode(value), **({"after": after} if any(after) else {})}
+        after_named = {key: new for key, old in named.items() if (new := self._again(old, names[key])) is not None}
+        changed = {"after": after if any(after) else None, "after_named": after_named}
+        reply = {"value": self._encode(value), "table": own.table(self._encode)}
+        return reply | {key: each for key, each in changed.items() if each}
 
     def _again(self, old: list[Any], value: Any) -> Any:
-        if old[0] not in ("l", "d", "S", "Y", "Q", "C", "O", "a", "nd"):
+        if old[0] not in ("l", "d", "S", "Y", "Q", "C", "O", "a"):
             return None
         new = self._encode(value)
         return new if new != old else None
@@ -165,8 +171,8 @@ class Answer:
         """``["o", id, facts]`` for an object that stays here."""
         if isinstance(value, _Test):
             return ["k", value.number]
-        if isinstance(value, tuple(self._kinds().values())) and hasattr(value, "__dict__"):
-            return encode_nodes(value, self._kinds(), self._encode)
+        if (node := self._nodes.number(value)) is not None:
+            return node
         if id(value) not in self._numbers:  # it is kept, so that no other object gets its id
             self._numbers[id(value)] = len(self._kept)
             self._kept.append(value)
@@ -191,7 +197,7 @@ class Answer:
         if data[0] == "k":
             return _Test(self, data[1])
         if data[0] == "nd":
-            return decode_nodes(data[1], self._kinds(), self._decode)
+            return self._nodes.node(data[1])
         if data[0] == "G":
             __import__(data[1])
             return getattr(sys.modules[data[1]], data[2])
@@ -226,9 +232,6 @@ class Answer:
 
     def _node(self, which: int) -> Any:
         return self.space.get(NODES[which], self.nodes[which])
-
-    def _kinds(self) -> dict[str, type]:
-        return {name: self._node(NODES.index(name)) for name in self._copied}
 
     def _tree(self, values: list[Any]) -> Any:
         if not values:

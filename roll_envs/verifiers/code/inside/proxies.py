@@ -10,12 +10,13 @@ import contextlib
 import json
 import sys
 import types
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from roll_envs.verifiers.code.inside.values import NODES, decode, decode_nodes, encode, encode_nodes, sync
+from roll_envs.verifiers.code.inside.values import NODES, Nodes, decode, encode, sync
 
 # Exceptions of the answer keep their class only where no test framework gives it a meaning of its own.
-_TRUSTED_ERRORS = ("builtins", "decimal", "json.decoder", "re", "struct", "zlib", "queue", "socket", "subprocess")
+_TRUSTED_ERRORS = sys.stdlib_module_names - {"unittest", "doctest", "bdb", "pdb", "asyncio"} | {"numpy"}
 _SINGLE = 32
 """Items of an iterator that are fetched one by one, as a test may stop early; beyond, many at once."""
 
@@ -45,7 +46,10 @@ class Link:
         self.time_s, self.memory_mb = 0.0, 0.0
         self.classes: set[str] = set()
         self.space: dict[str, Any] = {}
-        """Names of the tests, with the classes of :data:`.values.NODES` that they define."""
+        """Names of the tests."""
+        self.shared = frozenset(NODES)
+        """Those of classes of which the answer has one each too."""
+        self._nodes = Nodes({})
         self._functions: list[Any] = []
         self._objects: dict[int, Remote] = {}
         self._errors: dict[tuple[str, str], type[BaseException]] = {}
@@ -57,7 +61,7 @@ class Link:
         while "call" in (reply := self._exchange(message)):
             message = self._called_back(reply)
         if "fault" in reply:
-            self._raise(reply["fault"])
+            self._raise(reply["fault"], stops=arguments[0] == "next")
         return reply
 
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -97,22 +101,28 @@ class Link:
 
     def call(self, target: Any, args: Any, named: dict[str, Any], *, lists: bool = False) -> Any:
         """Call a function of the answer; arguments that it changes are changed here too."""
+        kinds = {name: kind for name in self.shared if isinstance(kind := self.space.get(name), type)}
+        self._nodes = nodes = Nodes(kinds)
         sent = [self.encode(arg) for arg in args]
-        how = [list(self._nodes())] if self._nodes() else []
-        reply = self.ask("call", target, sent, {key: self.encode(value) for key, value in named.items()}, lists, *how)
-        after = reply.get("after")
-        if isinstance(after, list):
-            for arg, new in zip(args, after):  # noqa: B905  a forged reply may have another length
-                if new is not None:
-                    sync(arg, self.decode(new))
+        by_name = {key: self.encode(value) for key, value in named.items()}
+        how = [[list(kinds), nodes.table(self.encode)]] if kinds else []
+        reply = self.ask("call", target, sent, by_name, lists, *how)
+        self._nodes = nodes  # the answer may have called a function of the tests, and that the answer
+        if kinds:
+            self._decoded(lambda: nodes.take(reply["table"], self.decode))
+        after, after_named = reply.get("after"), reply.get("after_named")
+        # A forged reply may have others.
+        changed = [*zip(args, after)] if isinstance(after, list) else []  # noqa: B905
+        if isinstance(after_named, dict):
+            changed += [(value, after_named.get(key)) for key, value in named.items()]
+        for mine, theirs in changed:
+            if theirs is not None:
+                sync(mine, self.decode(theirs))
         return self.decode(reply.get("value"))
 
     def operate(self, name: str, *args: Any) -> Any:
         """An operation of Python in the answer's jail."""
         return self.decode(self.ask("op", name, [self.encode(arg) for arg in args]).get("value"))
-
-    def _nodes(self) -> dict[str, type]:
-        return {name: kind for name in NODES if isinstance(kind := self.space.get(name), type)}
 
     def encode(self, value: Any) -> list[Any]:
         return encode(value, self._handle)
@@ -120,8 +130,8 @@ class Link:
     def _handle(self, value: Any) -> list[Any]:
         if isinstance(value, Remote):
             return ["h", target_of(value)]
-        if isinstance(value, tuple(self._nodes().values())):
-            return encode_nodes(value, self._nodes(), self.encode)
+        if (node := self._nodes.number(value)) is not None:
+            return node
         module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
         if module in sys.stdlib_module_names and getattr(sys.modules.get(module), str(name), None) is value:
             return ["G", module, name]
@@ -134,8 +144,11 @@ class Link:
 
     def decode(self, data: Any) -> Any:
         """The value of a reply. Raises :class:`Fault` for a forged one."""
+        return self._decoded(lambda: decode(data, self._object))
+
+    def _decoded(self, read: Callable[[], Any]) -> Any:
         try:
-            return decode(data, self._object)
+            return read()
         except Exception as error:
             raise Fault("error", f"a reply that is no value ({type(error).__name__})") from None
 
@@ -144,7 +157,7 @@ class Link:
         if tag == "k":
             return self._functions[number]
         if tag == "nd":
-            return decode_nodes(number, self._nodes(), self.decode)
+            return self._nodes.node(number)
         if tag != "o" or not isinstance(number, int) or not isinstance(facts[0], dict):
             raise ValueError("not a value in the agreed form")
         found = self._objects.setdefault(number, Remote(self, number, facts[0]))  # ``is`` holds for it, as there
@@ -182,7 +195,11 @@ class Link:
         for module, name in reversed([(str(kind[0]), str(kind[1])) for kind in kinds[:20]]):
             key = (module, name)
             if key not in self._errors:
-                known = getattr(sys.modules.get(module), name, None) if module in _TRUSTED_ERRORS else None
+                known = (
+                    getattr(sys.modules.get(module), name, None)
+                    if module.partition(".")[0] in _TRUSTED_ERRORS
+                    else None
+                )
                 fits = isinstance(known, type) and issubclass(known, BaseException)
                 if not fits and module == "builtins":
                     continue
@@ -190,17 +207,17 @@ class Link:
             made = self._errors[key]
         return made
 
-    def _raise(self, fault: Any) -> NoReturn:
+    def _raise(self, fault: Any, *, stops: bool) -> NoReturn:
         try:
             kind = self._error(fault["kinds"])
             text = str(fault["text"])[:1000]
             args = [self.decode(arg) for arg in fault["args"]]
-            if issubclass(kind, UnicodeError):
-                kind = ValueError
+            if kind.__module__ != "builtins" or issubclass(kind, UnicodeError):
+                kind = type(kind.__name__, (kind,), {"__str__": lambda self: text})
+            if issubclass(kind, StopIteration) and not stops:  # it would end what iterates over calls
+                kind = RuntimeError
             error = kind.__new__(kind, *args)
             error.args = tuple(args)
-            if kind.__module__ != "builtins":
-                error = type(kind.__name__, (kind,), {"__str__": lambda self: text})(*args)
             for name, value in fault["state"].items():
                 setattr(error, str(name), self.decode(value))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):

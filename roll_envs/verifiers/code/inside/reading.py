@@ -12,8 +12,6 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from roll_envs.verifiers.code.inside.values import NODES
-
 ANSWER_MODULES = frozenset(
     "solution answer main __main__ candidate submission code_solution my_solution your_module your_solution my_module "
     "module_under_test program student implementation".split()
@@ -21,6 +19,11 @@ ANSWER_MODULES = frozenset(
 """Modules under which published tests import the answer."""
 KNOWN = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot", "mock": "unittest.mock"}
 """Names that libraries usually have."""
+CONTAINERS = {
+    **dict.fromkeys(("Counter", "OrderedDict", "defaultdict", "deque"), "collections"),
+    **{"Fraction": "fractions", "Decimal": "decimal"},
+}
+"""Classes with which tests compare what functions of the answer return -> their modules."""
 _SHARED = frozenset(
     "open tempfile shutil subprocess mock patch MagicMock Mock monkeypatch mocker tmp_path tmpdir seed".split()
 )
@@ -72,6 +75,12 @@ class Code(NamedTuple):
     """Whether there are test functions or classes."""
     harmless: bool
     """Whether they change nothing outside their own module."""
+    containers: frozenset[str]
+    """Classes of :data:`CONTAINERS` that they use without an import."""
+    shared: frozenset[str]
+    """Classes of the helpers, of which the answer has one each too."""
+    caught: frozenset[str]
+    """Names that are bound where an exception is handled."""
     shares: str
     """The name by which they change files or modules that the answer is meant to see."""
 
@@ -81,6 +90,7 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     """Read test code, with the functions of ``helpers`` that it may call. Raises :class:`OwnFault` for code that cannot
     be compiled."""
     body = _helpers(helpers, entry)
+    shared = frozenset(node.name for node in body if isinstance(node, ast.ClassDef))
     for text in texts:
         try:
             body += ast.parse(text).body
@@ -89,7 +99,10 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     body = [n for n in body if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
     tree = ast.Module(body=body, type_ignores=[])
     nodes = list(ast.walk(tree))
-    shares = next((name for name in map(_name_of, nodes) if name in _SHARED), "")
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    shares = next((name for name in map(_name_of, nodes) if name in _SHARED - stored), "")
+    handlers = [each for node in nodes if isinstance(node, ast.ExceptHandler) for each in ast.walk(node)]
+    caught = frozenset(n.id for n in handlers if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     imported = take_imports(tree)
     names = free_names(ast.unparse(tree), set(imported) | {"candidate"})
     wanted = {*(source for source in imported.values() if source != "*"), *names, *([entry] if entry else [])}
@@ -100,29 +113,53 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
         wanted -= builtin - set(imported.values())
     attributes = modules_of(tree)
     libraries = {name for name in wanted if name in attributes and name not in imported}
+    containers = {name for name in wanted if name in CONTAINERS and name not in imported and name != entry}
+    containers = containers if wanted - containers - libraries else set()
     if needs_check(tree, entry):
         tree.body.append(ast.parse("check(candidate)").body[0])
     tested, harmless = has_tests(tree), not libraries and all(map(_is_harmless, nodes))
     whole = ast.fix_missing_locations(Checks(check=bool(entry)).visit(tree))
     code = compile(whole, "<tests>", "exec", dont_inherit=True)
-    return Code(code, imported, frozenset(wanted - libraries), frozenset(libraries), tested, harmless, shares)
+    return Code(
+        code,
+        imported,
+        frozenset(wanted - libraries - containers),
+        frozenset(libraries),
+        tested,
+        harmless,
+        frozenset(containers),
+        shared,
+        caught,
+        shares,
+    )
 
 
 def _helpers(text: str, entry: str) -> list[ast.stmt]:
     """What stands before the answer's code and is no part of it, lest the answer define it anew for the tests.
 
-    Only of functions, imports, constants and nodes of lists and trees: objects of other classes are the answer's.
+    Nothing where there are classes with bases, whose objects are the answer's.
     """
-    found: list[ast.stmt] = []
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
-        found = [n for n in ast.parse(text).body if not (isinstance(n, ast.FunctionDef) and _to_complete(n, entry))]
-    kinds = {type(node) for node in found if not (isinstance(node, ast.ClassDef) and node.name in NODES)}
-    known = {ast.FunctionDef, ast.Import, ast.ImportFrom, ast.Assign}
-    return found if ast.FunctionDef in kinds and kinds <= known else []
+    found = given_code(text, entry)
+    derived = any(isinstance(node, ast.ClassDef) and node.bases for node in found)
+    return [] if derived or all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in found) else found
 
 
-def _to_complete(node: ast.FunctionDef, entry: str) -> bool:
-    return node.name == entry or all(isinstance(each, (ast.Expr, ast.Pass, ast.Raise)) for each in node.body)
+def given_code(text: str, entry: str) -> list[ast.stmt]:
+    """Imports, definitions and constants of a prompt, without what is to be completed, which may be its end; nothing of
+    another text."""
+    for end in ("", "\n    pass", "\n        pass"):
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            return [node for node in ast.parse(text + end).body if _is_given(node, entry)]
+    return []
+
+
+def _is_given(node: ast.stmt, entry: str) -> bool:
+    if isinstance(node, ast.ClassDef):
+        return node.name != entry.partition(".")[0].removesuffix("()")
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        stub = all(isinstance(each, (ast.Expr, ast.Pass, ast.Raise)) for each in node.body)
+        return node.name != entry and not stub
+    return isinstance(node, (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.Try))
 
 
 def _name_of(node: ast.AST) -> str:

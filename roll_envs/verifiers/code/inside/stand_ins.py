@@ -26,6 +26,10 @@ MOST_BYTES = 1 << 20
 """Of the calls of a batch together; the output of a cell is limited."""
 
 
+_MOST_ANSWERS = 300_000
+"""Questions to which a value of the control says yes; then no, lest a loop never end."""
+
+
 class Control:
     """In place of the answer's jail: an answer that has every name and whose values allow everything.
 
@@ -33,7 +37,7 @@ class Control:
     """
 
     def __init__(self) -> None:
-        self.asked = self.inside = self.touched = 0
+        self.asked = self.inside = self.touched = self.answered = 0
         self.time_s = self.memory_mb = 0.0
         self.anything = _anything(self)
 
@@ -51,8 +55,8 @@ class Control:
         return type("Named", (type(self.anything),), {"__call__": lambda _, *given, **named: self.call(given, named)})()
 
     def call(self, *given: Any, **_: Any) -> Any:
-        self.asked += 1
         encode(given, lambda value: ["n"])  # raises for arguments that are too large with any answer
+        self.asked += 1
         return self.anything
 
 
@@ -99,12 +103,16 @@ def _anything(control: Control) -> Any:
 
         return touched
 
+    def agrees(self: Any) -> bool:
+        control.answered += 1
+        return control.answered < _MOST_ANSWERS
+
     own: dict[str, Any] = {}
     binary = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul divmod".split()
     for name in [*binary, *(f"r{each}" for each in binary), *"call getattr getitem neg pos abs invert enter".split()]:
         own[f"__{name}__"] = method(lambda self: self)
     for name in "eq ne lt le gt ge bool contains instancecheck".split():
-        own[f"__{name}__"] = method(lambda self: True)
+        own[f"__{name}__"] = method(agrees)
     for name in "setattr setitem delitem delattr exit".split():
         own[f"__{name}__"] = method(lambda self: None)
     simple = {

@@ -22,8 +22,9 @@ from typing import Any
 from roll_envs.verifiers.code.inside.compare import expected, plain_value, readings, shown
 from roll_envs.verifiers.code.inside.proxies import Fault, Link, Unusable, is_from_answer
 from roll_envs.verifiers.code.inside.pytest_run import run_tests
-from roll_envs.verifiers.code.inside.reading import KNOWN, OwnFault, prepared
+from roll_envs.verifiers.code.inside.reading import CONTAINERS, KNOWN, OwnFault, prepared
 from roll_envs.verifiers.code.inside.stand_ins import Beside, Control, Diverged, Recorder, Replay, is_simple
+from roll_envs.verifiers.code.inside.values import NODES
 
 _MOST_CHECKS = 20_000
 SEPARATOR = "\x1e"
@@ -152,7 +153,8 @@ class Tests:
         # Errors in statements of the tests; of the control, those that have nothing to do with its values.
         self.checks: list[dict[str, Any]] = []
         self._doubts: list[str] = []
-        self._hard = self._counted = 0
+        self._hard = self._counted = self._asked = 0
+        self._caught: frozenset[str] = frozenset()
 
     def found(self) -> dict[str, Any]:
         """Run the tests; their results. Raises :class:`Diverged`."""
@@ -209,9 +211,18 @@ class Tests:
             return
         if not answers and not self.link.asked:
             raise OwnFault(f"{name}: {type(error).__name__}: {error}"[:300])
-        if not answers and self.link.untouched and "Anything" not in str(error):
+        if not answers and self.link.untouched and "Anything" not in str(error) and not self._follows(error):
             self._doubts.append(f"{name}: {type(error).__name__}")
         self._note(name, "error", f"{type(error).__name__}: {shown(error)}")
+
+    def _follows(self, error: BaseException) -> bool:
+        """Whether an error of the tests may follow from what the answer did: a name that a failed statement or a
+        handler would have bound, or a value of the answer where only others may stand."""
+        if isinstance(error, TypeError):
+            return bool(self.link.asked > self._asked)
+        unbound = re.search(r"'(\w+)'", str(error)) if isinstance(error, NameError) else None
+        bad = any(check["status"] != "ok" for check in self.checks)
+        return unbound is not None and (bad or unbound[1] in self._caught)
 
     def _calls(self) -> None:
         for call in self._plan["calls"]:
@@ -240,15 +251,19 @@ class Tests:
         module = types.ModuleType("tests")
         sys.modules["tests"] = module
         space = self.link.space = module.__dict__
+        self.link.shared, self._caught = code.shared | set(NODES), code.caught
         if code.shares and not isinstance(self.link, Beside):
             raise Unusable(f"the tests use {code.shares!r}, by which they share files or state with the answer")
-        found = self.link.names(sorted(code.wanted))
+        # A reply may name others, even built-in ones, in which the tests must not find the answer's.
+        found = {name: data for name, data in self.link.names(sorted(code.wanted)).items() if name in code.wanted}
         # A name that the answer lacks is looked up with each use, and missed there.
         names = {*found, *(name for name in code.wanted if not hasattr(builtins, name))}
         space.update({name: self.link.name(name, found.get(name)) for name in names})
         for name in code.libraries:  # used without an import, as if the answer had imported it
             with contextlib.suppress(ImportError):
                 space[name] = importlib.import_module(KNOWN.get(name, name))
+        for name in code.containers:
+            space[name] = getattr(importlib.import_module(CONTAINERS[name]), name)
         for name, source in code.imported.items():
             if source == "*":
                 space[name] = _Module(self.link)
@@ -291,7 +306,7 @@ class Tests:
     # Called by the instrumented code. ``hard`` counts asserts in functions and blocks of the tests.
 
     def at(self) -> None:
-        self.link.touched = 0
+        self.link.touched, self._asked = 0, self.link.asked
 
     def hard(self) -> None:
         self._hard += 1

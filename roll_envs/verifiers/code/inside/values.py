@@ -9,15 +9,17 @@ import collections
 import datetime
 import decimal
 import fractions
+import inspect
 import keyword
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 MOST_VALUES = 200_000
 MAX_DEPTH = 90
 NODES = ("ListNode", "TreeNode")
-"""Classes of which tests and answer have one each; where the tests define theirs, objects are copied between them."""
+"""Classes that answers have without defining them, as on LeetCode."""
 BUILT_IN = {
     kind.__name__: kind
     for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset, range, type(None), object)
@@ -101,34 +103,56 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
     return handle(data)
 
 
-def encode_nodes(first: Any, kinds: Mapping[str, type], encoded: Callable[[Any], Any]) -> list[Any]:
-    """An object of one of the classes ``kinds`` with all such that its attributes lead to, as a table of their
-    attributes; a number there is a row. Raises :class:`ValueError` for too many."""
-    found, rows, table = [first], {id(first): 0}, []
-    for node in found:  # it grows
-        row: dict[str, Any] = {}
-        for name, value in vars(node).items():
-            if not isinstance(value, tuple(kinds.values())):
-                row[name] = encoded(value)
-                continue
-            row[name] = rows.setdefault(id(value), len(found))
-            found += [value] if row[name] == len(found) else []
-        table.append([next(name for name, kind in kinds.items() if isinstance(node, kind)), row])
-        if len(found) > MOST_VALUES:
-            raise ValueError("the value is too large to come out")
-    return ["nd", table]
+class Nodes:
+    """Objects of classes that tests and answer have one each of (``kinds``): a table of their attributes goes along
+    with a call and comes back with it, and in values each is its number there. So they may lead to each other in any
+    way, and one that comes back is the object that was sent."""
+
+    def __init__(self, kinds: Mapping[str, type]) -> None:
+        self._kinds = kinds
+        self._numbers: dict[int, int] = {}
+        self._found: list[Any] = []
+
+    def number(self, value: Any) -> list[Any] | None:
+        """How a value is written; None for any but a node."""
+        if not isinstance(value, tuple(self._kinds.values())):
+            return None
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._found)
+            self._found.append(value)
+        return ["nd", self._numbers[id(value)]]
+
+    def node(self, number: int) -> Any:
+        return self._found[number]
+
+    def table(self, encoded: Callable[[Any], Any]) -> list[Any]:
+        """All that have a number, and those that they lead to. Raises :class:`ValueError` for too many."""
+        table: list[Any] = []
+        for node in self._found:  # it grows
+            if len(table) > MOST_VALUES:
+                raise ValueError("the value is too large to come out")
+            name = next(name for name, kind in self._kinds.items() if isinstance(node, kind))
+            table.append([name, {key: encoded(value) for key, value in _attributes(node).items()}])
+        return table
+
+    def take(self, table: Any, decoded: Callable[[Any], Any]) -> None:
+        """Make the nodes here equal to those of a table; no method of theirs is called, or hidden by an attribute.
+        Raises :class:`ValueError` and its like for what is no table."""
+        for name, _ in table[len(self._found) :]:
+            self.number(object.__new__(self._kinds[name]))
+        for node, (_, attributes) in zip(self._found, table):  # noqa: B905  a forged table may be shorter
+            for key, value in attributes.items():
+                mine = inspect.getattr_static(type(node), key, None)
+                if key.isidentifier() and not isinstance(
+                    mine, (types.FunctionType, property, classmethod, staticmethod)
+                ):
+                    object.__setattr__(node, key, decoded(value))
 
 
-def decode_nodes(table: Any, kinds: Mapping[str, type], decoded: Callable[[Any], Any]) -> Any:
-    """What :func:`encode_nodes` wrote, as objects of the classes here; none of their methods is called. Raises
-    :class:`ValueError` and its like for anything else."""
-    nodes = [object.__new__(kinds[name]) for name, _ in table]
-    for node, (_, row) in zip(nodes, table):  # noqa: B905  they are as many
-        for name, value in row.items():
-            if not name.isidentifier() or name.startswith("_"):
-                raise ValueError("not an attribute of a node")
-            vars(node)[name] = nodes[value] if isinstance(value, int) else decoded(value)
-    return nodes[0]
+def _attributes(node: Any) -> dict[str, Any]:
+    slots = [vars(kind).get("__slots__", ()) for kind in type(node).__mro__]
+    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
+    return {**{name: getattr(node, name) for name in names if hasattr(node, name)}, **getattr(node, "__dict__", {})}
 
 
 def _array(rest: list[Any]) -> Any:
@@ -208,8 +232,6 @@ def sync(mine: Any, theirs: Any) -> None:
     elif isinstance(mine, (bytearray, collections.deque)) and type(theirs) is type(mine):
         mine.clear()
         mine.extend(theirs)
-    elif type(mine).__name__ in NODES and type(theirs) is type(mine):
-        vars(mine).update(vars(theirs))
     elif type(mine).__module__ == "numpy" and getattr(mine, "shape", None) == getattr(theirs, "shape", ()):
         mine[...] = theirs
 
