@@ -188,6 +188,7 @@ def f(text):
 LISTS = {"fn_name": "f", "inputs": [[[3, 1]]], "outputs": [[[1, 3]]]}
 STDIN = [{"input": "3\n", "output": "6\n", "testtype": "stdin"}]
 DOUBLE = "print(2 * int(input()))"
+BESIDE = {"fn_name": "f", "inputs": [["3 5"]], "outputs": ["15"]}
 ROWS: dict[str, tuple[str, str, Any]] = {
     "lists in lists": ("def f(a): return sorted(a)", "def f(a): return a", LISTS),
     "integer keys": (
@@ -195,6 +196,8 @@ ROWS: dict[str, tuple[str, str, Any]] = {
         "def f(d): return {1: 2}",
         json.dumps({"fn_name": "f", "inputs": [[{"1": 5}]], "outputs": [{"2": 5}]}),
     ),
+    "a text or its JSON beside values": ("def f(s): return '15'", "def f(s): return '51'", BESIDE),
+    "a number as text beside values": ("def f(s): return 15", "def f(s): return 51", BESIDE),
     "a method of Solution": (
         "class Solution:\n    def f(self, a: List[int], t: int) -> int: return a.index(t)",
         "class Solution:\n    def f(self, a, t): return 0",

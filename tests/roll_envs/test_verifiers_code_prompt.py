@@ -139,6 +139,9 @@ class Box:
         ("assert [each.val for each in candidate(2)] == [0, 1] and is_same_tree(candidate(2)[0], TreeNode(0))",
          "return [TreeNode(i, TreeNode(7)) for i in range(x)]", "", 0),
         ("assert candidate(Box(1)).equals(Box(1))", "return x", "", 1),
+        ("assert candidate(1).head.val == 3", "return Chain()", "class Chain:\n    def __init__(self):\n"
+         "        self.head = ListNode(3)", 1),
+        ("assert candidate(list_node([4]), lambda node: node.val) == 4", "return p(x)", "", 1),
         ("assert candidate(Box(1)).equals(Box(2))", "x.equals = lambda other: True\nreturn x", "", 0),
     ],
 )  # fmt: skip

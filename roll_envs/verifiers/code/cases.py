@@ -38,7 +38,7 @@ class Call:
     expected: Any
     from_json: bool
     wrapped: bool = False
-    """The expected value may stand in a list of one, as in APPS and TACO."""
+    """The expected value may stand in a list of one, as in APPS and TACO, or as JSON in a text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,9 +242,9 @@ def _inputs(reference: Mapping[Any, Any], inputs: Any, outputs: Any) -> Plan:
 
 
 def _function_case(name: str, given: Any, wanted: Any) -> Call:
-    """Arguments are a list, or JSON texts one a line; the result may be wrapped in a list of one."""
-    wrapped = not isinstance(wanted, str)
-    if isinstance(given, str):  # else they are values already, and the result with them
+    """Arguments are a list, or JSON texts one a line; beside a list a text may be the result or its JSON."""
+    wrapped = not (isinstance(given, str) and isinstance(wanted, str))
+    if isinstance(given, str):
         given = [_parsed(line) for line in given.splitlines() if line.strip()]
         wanted = _parsed(wanted) if isinstance(wanted, str) else wanted
     args = tuple(given) if isinstance(given, Sequence) else (given,)

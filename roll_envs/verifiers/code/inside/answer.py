@@ -78,6 +78,7 @@ class Answer:
         return {"value": ["n"]}
 
     def _handled(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._nodes = Nodes({})  # they are copied with calls alone
         return self._guarded(lambda: getattr(self, "_do_" + request["do"])(*request["with"]))
 
     def _guarded(self, work: Any) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class Answer:
         if lists:
             given = self._nodes_in(function, given)
         value = function(*given, **names)
-        self._nodes = own  # tests that it called may have called others
+        self._nodes = own  # again, since it may have called back
         if lists:
             # On LeetCode nothing is the empty list of nodes.
             kind = str(getattr(function, "__annotations__", {}).get("return"))
@@ -205,6 +206,7 @@ class Answer:
 
     def call_back(self, number: int, args: Any, named: dict[str, Any]) -> Any:
         """Call a function of the tests: requests that it makes meanwhile are served until its result comes."""
+        self._nodes = Nodes({})
         given, names = [self._encode(arg) for arg in args], {k: self._encode(v) for k, v in named.items()}
         self._outbox.put({"call": number, "args": given, "named": names})
         while "do" in (message := json.loads(self._inbox.get())):

@@ -89,6 +89,7 @@ class Link:
         return reply
 
     def _called_back(self, reply: dict[str, Any]) -> dict[str, Any]:
+        self._nodes = Nodes({})
         try:
             function = self._functions[reply["call"]]
             args = [self.decode(arg) for arg in reply["args"]]
@@ -107,7 +108,7 @@ class Link:
         by_name = {key: self.encode(value) for key, value in named.items()}
         how = [[list(kinds), nodes.table(self.encode)]] if kinds else []
         reply = self.ask("call", target, sent, by_name, lists, *how)
-        self._nodes = nodes  # the answer may have called a function of the tests, and that the answer
+        self._nodes = nodes  # again, since the answer may have called back
         if kinds:
             self._decoded(lambda: nodes.take(reply["table"], self.decode))
         after, after_named = reply.get("after"), reply.get("after_named")
@@ -122,6 +123,7 @@ class Link:
 
     def operate(self, name: str, *args: Any) -> Any:
         """An operation of Python in the answer's jail."""
+        self._nodes = Nodes({})  # they are copied with calls alone
         return self.decode(self.ask("op", name, [self.encode(arg) for arg in args]).get("value"))
 
     def encode(self, value: Any) -> list[Any]:
@@ -195,11 +197,8 @@ class Link:
         for module, name in reversed([(str(kind[0]), str(kind[1])) for kind in kinds[:20]]):
             key = (module, name)
             if key not in self._errors:
-                known = (
-                    getattr(sys.modules.get(module), name, None)
-                    if module.partition(".")[0] in _TRUSTED_ERRORS
-                    else None
-                )
+                trusted = module.partition(".")[0] in _TRUSTED_ERRORS
+                known = getattr(sys.modules.get(module), name, None) if trusted else None
                 fits = isinstance(known, type) and issubclass(known, BaseException)
                 if not fits and module == "builtins":
                     continue
