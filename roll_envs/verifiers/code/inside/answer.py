@@ -143,7 +143,7 @@ class Answer:
         return reply | {key: each for key, each in changed.items() if each}
 
     def _again(self, old: list[Any], value: Any) -> Any:
-        if old[0] not in ("l", "d", "S", "Y", "Q", "C", "O", "a"):
+        if old[0] not in ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd"):
             return None
         new = self._encode(value)
         return new if new != old else None
@@ -181,6 +181,7 @@ class Answer:
         facts = {
             "type": kind.__name__,
             "calls": callable(value),
+            "name": getattr(value, "__name__", ""),
             "class": isinstance(value, type),
             "awaits": inspect.iscoroutine(value),
             "next": hasattr(kind, "__next__"),
@@ -196,7 +197,7 @@ class Answer:
         if data[0] == "h":
             return self._target(data[1])
         if data[0] == "k":
-            return _Test(self, data[1])
+            return _Test(self, *data[1:])
         if data[0] == "nd":
             return self._nodes.node(data[1])
         if data[0] == "G":
@@ -274,9 +275,9 @@ class Answer:
 class _Test:
     """A function of the tests, which runs in their jail."""
 
-    def __init__(self, owner: Answer, number: int) -> None:
+    def __init__(self, owner: Answer, number: int, name: str) -> None:
         self._owner, self.number = owner, number
-        self.__name__ = self.__qualname__ = "function"
+        self.__name__ = self.__qualname__ = name
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._owner.call_back(self.number, args, named)

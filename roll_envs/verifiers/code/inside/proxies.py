@@ -141,7 +141,7 @@ class Link:
             callable(value) and not isinstance(value, type) and type(value).__module__ == "functools"
         ):
             self._functions.append(value)
-            return ["k", len(self._functions) - 1]
+            return ["k", len(self._functions) - 1, str(name or "function")]
         raise Unusable(f"the tests hand a {type(value).__name__} to the answer")
 
     def decode(self, data: Any) -> Any:
@@ -250,8 +250,7 @@ class Remote:
         if name == "__class__":
             return Remote
         if name in ("__name__", "__qualname__") and facts.get("calls"):
-            target = target_of(self)
-            return target if isinstance(target, str) else facts.get("type")
+            return str(facts.get("name"))
         # Libraries look for such names; the answer's own must not tell them anything.
         if name.startswith("__") and name.endswith("__") and name not in ("__doc__", "__dict__", "__wrapped__"):
             raise AttributeError(name)

@@ -39,11 +39,18 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
     def items(values: Any) -> list[Any]:
         return [encode(item, handle, depth + 1, left) for item in values]
 
+    fields = getattr(kind, "_fields", None)
+    if kind.__module__ == "answer" and fields is None and _has_methods(kind):
+        own: list[Any] = handle(value)  # "class LRUCache(OrderedDict)"
+        return own
+    if kind is collections.defaultdict:
+        factory = value.default_factory
+        known = factory.__name__ if factory in BUILT_IN.values() else ""
+        return ["dd", known, [items(pair) for pair in value.items()]]
     if isinstance(value, dict):
         pairs = [items(pair) for pair in dict.items(value)]
         tag = "C" if kind is collections.Counter else "O" if kind is collections.OrderedDict else "d"
         return [tag, pairs]
-    fields = getattr(kind, "_fields", None)
     if isinstance(value, tuple) and isinstance(fields, tuple) and len(fields) == tuple.__len__(value):
         return ["N", kind.__name__, list(fields), items(tuple.__iter__(value))]
     for tag in ("l", "t", "S", "F"):
@@ -89,6 +96,9 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
     if tag in _MAPPINGS:
         pairs = [items(pair) for pair in rest[0]]
         return _MAPPINGS[tag](dict(pairs))
+    if tag == "dd":
+        factory: Any = BUILT_IN.get(rest[0])
+        return collections.defaultdict(factory, dict([items(pair) for pair in rest[1]]))
     if tag == "N":
         name, fields, values = rest
         if not str(name).isidentifier() or keyword.iskeyword(name) or not isinstance(fields, list) or len(fields) > 100:
@@ -101,6 +111,11 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
     if tag in ("a", "a0"):
         return _array(rest)
     return handle(data)
+
+
+def _has_methods(kind: type) -> bool:
+    """Whether a class has methods of its own beside those of Python's operators."""
+    return any(isinstance(each, types.FunctionType) and not name.startswith("_") for name, each in vars(kind).items())
 
 
 class Nodes:
