@@ -190,8 +190,8 @@ def test_programs_with_input(plain: PlainSandbox) -> None:
 
 def test_programs_may_take_usual_names_and_futures_for_granted(plain: PlainSandbox) -> None:
     tests: dict[str, Any] = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
-    program = "def f(xs: List[int]) -> int: return reduce(add, xs)\nprint(f(list(map(int, input().split()))))"
-    assert judged(plain, "add = lambda a, b: a + b\n" + program, tests).passed
+    program = "def f(xs: List[int]) -> int: return reduce(plus, xs)\nprint(f(list(map(int, input().split()))))"
+    assert judged(plain, "plus = lambda a, b: a + b\n" + program, tests).passed
     assert "NameError" in judged(plain, program, tests).detail
     future = "from __future__ import annotations\nprint(add(*map(int, input().split())))"
     assert judged(plain, future, tests | {"prefix": "def add(a, b): return a + b"}).passed

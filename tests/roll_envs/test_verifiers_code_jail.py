@@ -223,6 +223,17 @@ ROWS: dict[str, tuple[str, str, Any]] = {
         "class Solution:\n    def f(self, root: TreeNode): return root",
         {"fn_name": "f", "inputs": ["[1,2,null,4]"], "outputs": ["[1,null,2,4]"]},
     ),
+    "names without imports": (
+        "class Solution:\n    def f(self, a: List[int]) -> int:\n        insort(a, isqrt(9)); b = bisect.bisect(a, 3)\n"
+        "        return pow(b, sum(map(mul, a, islice(count(1), 3))), len(digits))",
+        "class Solution:\n    def f(self, a): return 2",
+        {"fn_name": "f", "inputs": ["[1,5]"], "outputs": [str(pow(2, 1 + 6 + 15, 10))]},
+    ),
+    "names without imports in a program": (
+        "a = [9]; insort(a, isqrt(int(input()) ** 2)); print(2 * a[0])",
+        "print(7)",
+        STDIN,
+    ),
     "public tests": (DOUBLE, "print(7)", json.dumps(STDIN)),
     "private tests": (
         DOUBLE,

@@ -1,24 +1,34 @@
 """Names that published rows take for granted; they stand below the answer's own, so tests never find them there."""
-# ruff: noqa: F401, F403, F405
+# ruff: noqa: F401, F403, F405, I001, UP029
+# mypy: disable-error-code="assignment"
 
+from bisect import *
+from collections import *
+from copy import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from operator import *
+from string import *
+from typing import *
+
+# Modules, and functions that are built in, come before those of the same name above.
 import bisect
 import collections
+import copy
+import datetime
 import functools
 import heapq
 import itertools
+import json
 import math
 import operator
 import random
 import re
 import string
 import sys
-from bisect import bisect_left, bisect_right
-from collections import Counter, OrderedDict, defaultdict, deque
-from functools import cache, cmp_to_key, lru_cache, reduce
-from heapq import heapify, heappop, heappush, heappushpop, nlargest, nsmallest
-from itertools import accumulate, chain, combinations, count, groupby, permutations, product
-from math import ceil, comb, floor, gcd, inf, sqrt
-from typing import *
+from builtins import *
 
 
 class ListNode:
