@@ -251,7 +251,7 @@ def test_a_pattern_that_never_ends_stops_nobody() -> None:
     schema = {"properties": {"a": {"pattern": "^(x+x+)+y$"}}}
     started = time.monotonic()
     assert "could not be checked" in check_arguments({"a": "x" * 60}, schema)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 100
 
 
 @pytest.mark.parametrize(
