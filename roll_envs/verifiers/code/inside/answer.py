@@ -185,6 +185,7 @@ class Answer:
             "class": isinstance(value, type),
             "awaits": inspect.iscoroutine(value),
             "next": hasattr(kind, "__next__"),
+            "generator": isinstance(value, types.GeneratorType),
         }
         if isinstance(value, type) and issubclass(value, BaseException):
             facts["error"] = [[k.__module__, k.__qualname__] for k in value.__mro__]

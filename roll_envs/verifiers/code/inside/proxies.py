@@ -217,6 +217,9 @@ class Link:
                 kind = RuntimeError
             error = kind.__new__(kind, *args)
             error.args = tuple(args)
+            if kind.__module__ == "builtins":  # it has attributes of its own, such as SystemExit.code
+                with contextlib.suppress(TypeError):
+                    kind.__init__(error, *args)
             for name, value in fault["state"].items():
                 setattr(error, str(name), self.decode(value))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
@@ -248,7 +251,7 @@ class Remote:
     def __getattribute__(self, name: str) -> Any:
         facts = facts_of(self)
         if name == "__class__":
-            return Remote
+            return types.GeneratorType if facts.get("generator") else Remote
         if name in ("__name__", "__qualname__") and facts.get("calls"):
             return str(facts.get("name"))
         # Libraries look for such names; the answer's own must not tell them anything.
@@ -286,8 +289,8 @@ class Remote:
         return any(item is each or item == each for each in self)
 
     def __instancecheck__(self, value: Any) -> bool:
-        if not isinstance(value, Remote):
-            return False
+        if not isinstance(value, Remote):  # a named tuple has come as one of the same name
+            return hasattr(value, "_fields") and type(value).__name__ == facts_of(self).get("name")
         return link_of(self).operate("isinstance", value, self) is True
 
     def __subclasscheck__(self, kind: Any) -> bool:

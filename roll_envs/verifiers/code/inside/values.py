@@ -69,7 +69,7 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
     if BUILT_IN.get(getattr(value, "__name__", "")) is value and isinstance(value, type):
         return ["g", value.__name__]
     numpy = sys.modules.get("numpy")
-    if numpy is not None and kind in (numpy.ndarray, numpy.matrix) and value.dtype.kind in "biufc":
+    if numpy is not None and kind in (numpy.ndarray, numpy.matrix) and value.dtype.kind in "biufcMmSU":
         left[0] -= value.size
         return ["a", value.dtype.str, list(value.shape), numpy.ascontiguousarray(value).tobytes().hex()]
     if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)) and kind.__module__ == "numpy":
