@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from tiny import tiny_model
 from roll_envs.errors import ConfigError
 from trainer.cluster.crew import RankError
 from trainer.cluster.learner_ranks import LearnerRanks
-from trainer.cluster.ray_ranks import _check_room
+from trainer.cluster.ray_ranks import RankActor, _check_room
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
 
@@ -50,6 +51,14 @@ def test_what_the_cluster_will_never_have_is_refused_at_once() -> None:
     _check_room({"CPU": 2.0}, 4, {"CPU": 8.0})
     with pytest.raises(ConfigError, match=r"ranks 4 with 2 CPU and 1 GPU each: .* too small .* 8 CPU, 0 GPU"):
         _check_room({"CPU": 2.0, "GPU": 1.0}, 4, {"CPU": 8.0})
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(False, ""), (True, "3")])
+def test_a_rank_without_a_share_in_gpus_sees_none(monkeypatch: pytest.MonkeyPatch, gpus: bool, seen: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    RankActor(0, 1, gpus=gpus)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.mark.slow

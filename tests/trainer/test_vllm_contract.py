@@ -399,6 +399,8 @@ def test_the_preflight_says_what_is_missing(model: LanguageModel, tmp_path: Path
         ConfigError, match=r"it is not in '.*no venv'; make its environment with `roll-train setup vllm --v"
     ):
         started(model, nowhere)
+    with pytest.raises(ConfigError, match=r"a folder with a space in its name; make it elsewhere"):
+        started(model, made_environment(tmp_path / "a folder"))
     other = made_environment(tmp_path / "other", torch="2.14.0")
     with pytest.raises(ConfigError, match=r"torch in '.*' is 2\.14\.0, and 2\.13\.0 was tested"):
         started(model, other)

@@ -7,6 +7,7 @@ methods of the actor fill and empty. A node needs the trainer and its learner's 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from queue import Queue, SimpleQueue
 from typing import Any
@@ -55,8 +56,6 @@ class RayLinks:
             raise _no_room(
                 bundle, self.count, f"had no room for them within {timeout_s:g} s", ray.available_resources()
             )
-        # Without a share in them it does not see the GPUs of its node, which belong to others.
-        hidden: dict[str, Any] = {} if gpus else {"runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}}
         for rank in range(self.count):
             options = ray.remote(RankActor).options(
                 num_cpus=cpus,
@@ -64,9 +63,8 @@ class RayLinks:
                 max_concurrency=_THREADS,
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
-                **hidden,
             )
-            self._actors.append(options.remote(rank, self.count))
+            self._actors.append(options.remote(rank, self.count, gpus=bool(gpus)))
             self._said[self._actors[-1].take.remote()] = rank
             self._lives.append(self._actors[-1].live.remote())
 
@@ -132,8 +130,13 @@ class RayLinks:
 class RankActor:
     """A rank as an actor: a thread that serves, and the two queues that lead to it."""
 
-    def __init__(self, rank: int, count: int) -> None:
+    def __init__(self, rank: int, count: int, *, gpus: bool) -> None:
         import ray
+
+        if not gpus:
+            # Without a share in them it must not see the GPUs of its node, which belong to others. A runtime_env could
+            # say so, too, but with one Ray starts no process of a Python whose path has a space.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
         from trainer.cluster.rank import Rank, serve
 

@@ -134,6 +134,13 @@ def check_vllm(settings: VLLMSettings, device: str = "auto") -> None:
     if settings.in_process:
         make = "for engine.in_process put both into one environment (docs/engines.md)"
     check_environment("vllm", settings, GPU_BUILD if gpu else TESTED, make)
+    place = settings.environment("vllm").resolve()
+    if not gpu and " " in str(place):  # its command line for the C++ compiler quotes no paths
+        raise ConfigError(
+            f"vLLM's environment is '{place}', and PyTorch, which compiles for it on a CPU, cannot do so below a "
+            "folder with a space in its name; make it elsewhere: `roll-train setup vllm --venv FOLDER`, and set "
+            "engine.venv to FOLDER"
+        )
 
 
 class VLLMPart(EnginePart):
