@@ -109,6 +109,8 @@ EQUALS = (
 class Box:
     def __init__(self, val): self.val = val
     def equals(self, other): return self.val == other.val
+    @lru_cache
+    def kept(self): return self.val
 """
 )
 
@@ -143,6 +145,9 @@ class Box:
          "        self.head = ListNode(3)", 1),
         ("assert candidate(list_node([4]), lambda node: node.val) == 4", "return p(x)", "", 1),
         ("assert candidate(Box(1)).equals(Box(2))", "x.equals = lambda other: True\nreturn x", "", 0),
+        ("assert candidate(Box(1)).equals(Box(2))",
+         "vars(x)['__dict__'] = {'val': 2, 'equals': lambda other: True}\nreturn x", "", 0),
+        ("assert candidate(Box(1)).kept() == 2", "x.kept = lambda: 2\nreturn x", "", 0),
     ],
 )  # fmt: skip
 def test_objects_of_the_prompt_s_classes_are_copied(box: Sandbox, test: str, body: str, more: str, wanted: int) -> None:

@@ -22,7 +22,7 @@ import typing
 from typing import Any
 
 from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode
-from roll_envs.verifiers.code.inside.values import NODES, Nodes, decode, encode
+from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, decode, encode
 
 STACK_BYTES = 64 << 20
 
@@ -159,6 +159,11 @@ class Answer:
     def _do_state(self, target: Any) -> dict[str, Any]:
         return {"value": self._encode(dict(vars(self._target(target))))}
 
+    def _do_content(self, target: Any) -> dict[str, Any]:
+        """What a container with methods of its own holds, as a plain one."""
+        value = self._target(target)
+        return {"value": self._encode(next(kind for kind in CONTENT if isinstance(value, kind))(value))}
+
     def _target(self, target: Any) -> Any:
         return self.find(target) if isinstance(target, str) else self._kept[target]
 
@@ -185,6 +190,7 @@ class Answer:
             "class": isinstance(value, type),
             "awaits": inspect.iscoroutine(value),
             "next": hasattr(kind, "__next__"),
+            "content": isinstance(value, CONTENT),
             "generator": isinstance(value, types.GeneratorType),
         }
         if isinstance(value, type) and issubclass(value, BaseException):

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from roll_envs.verifiers.code.inside.values import NODES, Nodes, decode, encode, sync
+from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, decode, encode, sync
 
 # Exceptions of the answer keep their class only where no test framework gives it a meaning of its own.
 _TRUSTED_ERRORS = sys.stdlib_module_names - {"unittest", "doctest", "bdb", "pdb", "asyncio"} | {"numpy"}
@@ -320,6 +320,8 @@ def _may_ask(one: Remote, other: Any) -> bool:
 
 def _equal(one: Remote, other: Any) -> bool:
     link = link_of(one)
+    if isinstance(other, CONTENT) and facts_of(one).get("content"):
+        return bool(link.decode(link.ask("content", target_of(one)).get("value")) == other)
     if not _may_ask(one, other) or link.operate("eq", one, other) is not True:
         return False
     if isinstance(other, Remote):

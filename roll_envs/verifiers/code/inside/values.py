@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 
 MOST_VALUES = 200_000
 MAX_DEPTH = 90
+CONTENT = (dict, list, set)
+"""Of a class derived from one of these, with methods of its own, objects stay with the answer; they equal what they
+hold."""
 NODES = ("ListNode", "TreeNode")
 """Classes that answers have without defining them, as on LeetCode."""
 BUILT_IN = {
@@ -39,8 +42,7 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
     def items(values: Any) -> list[Any]:
         return [encode(item, handle, depth + 1, left) for item in values]
 
-    fields = getattr(kind, "_fields", None)
-    if kind.__module__ == "answer" and fields is None and _has_methods(kind):
+    if kind.__module__ == "answer" and isinstance(value, CONTENT) and _has_methods(kind):
         own: list[Any] = handle(value)  # "class LRUCache(OrderedDict)"
         return own
     if kind is collections.defaultdict:
@@ -51,6 +53,7 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
         pairs = [items(pair) for pair in dict.items(value)]
         tag = "C" if kind is collections.Counter else "O" if kind is collections.OrderedDict else "d"
         return [tag, pairs]
+    fields = getattr(kind, "_fields", None)
     if isinstance(value, tuple) and isinstance(fields, tuple) and len(fields) == tuple.__len__(value):
         return ["N", kind.__name__, list(fields), items(tuple.__iter__(value))]
     for tag in ("l", "t", "S", "F"):
@@ -158,9 +161,8 @@ class Nodes:
         for node, (_, attributes) in zip(self._found, table):  # noqa: B905  a forged table may be shorter
             for key, value in attributes.items():
                 mine = inspect.getattr_static(type(node), key, None)
-                if key.isidentifier() and not isinstance(
-                    mine, (types.FunctionType, property, classmethod, staticmethod)
-                ):
+                hides = hasattr(mine, "__get__") and not isinstance(mine, types.MemberDescriptorType)
+                if key.isidentifier() and not key.startswith("__") and not hides:
                     object.__setattr__(node, key, decoded(value))
 
 
