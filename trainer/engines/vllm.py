@@ -134,7 +134,7 @@ def check_vllm(settings: VLLMSettings, device: str = "auto") -> None:
     if settings.in_process:
         make = "for engine.in_process put both into one environment (docs/engines.md)"
     check_environment("vllm", settings, GPU_BUILD if gpu else TESTED, make)
-    place = settings.environment("vllm").resolve()
+    place = settings.environment("vllm").absolute()
     if not gpu and " " in str(place):  # its command line for the C++ compiler quotes no paths
         raise ConfigError(
             f"vLLM's environment is '{place}', and PyTorch, which compiles for it on a CPU, cannot do so below a "
