@@ -37,8 +37,8 @@ class Call:
     kwargs: Mapping[str, Any]
     expected: Any
     from_json: bool
-    wrapped: bool = False
-    """The expected value may stand in a list of one, as in APPS and TACO, or as JSON in a text."""
+    also: tuple[Any, ...] = ()
+    """Values that are as right: of a list of one its item, as in APPS and TACO, and of a text the JSON that it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,12 +243,17 @@ def _inputs(reference: Mapping[Any, Any], inputs: Any, outputs: Any) -> Plan:
 
 def _function_case(name: str, given: Any, wanted: Any) -> Call:
     """Arguments are a list, or JSON texts one a line; beside a list a text may be the result or its JSON."""
-    wrapped = not (isinstance(given, str) and isinstance(wanted, str))
+    also: tuple[Any, ...] = ()
+    if isinstance(wanted, list) and len(wanted) == 1:
+        also = (wanted[0],)
+    elif isinstance(wanted, str) and isinstance(given, str):
+        wanted = _parsed(wanted)
+    elif isinstance(wanted, str):
+        also = (_parsed(wanted),)
     if isinstance(given, str):
         given = [_parsed(line) for line in given.splitlines() if line.strip()]
-        wanted = _parsed(wanted) if isinstance(wanted, str) else wanted
     args = tuple(given) if isinstance(given, Sequence) else (given,)
-    return Call(function=name, args=args, kwargs={}, expected=wanted, from_json=True, wrapped=wrapped)
+    return Call(function=name, args=args, kwargs={}, expected=wanted, from_json=True, also=also)
 
 
 def _parsed(text: str) -> Any:

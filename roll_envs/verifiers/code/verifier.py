@@ -303,9 +303,8 @@ def _orders(plan: Plan, tolerance: float) -> dict[str, Any]:
             "function": call.function,
             "args": _encoded(list(call.args)),
             "kwargs": _encoded(dict(call.kwargs)),
-            "expected": _encoded(call.expected),
+            "expected": [_encoded(value) for value in (call.expected, *call.also)],
             "loose": call.from_json,
-            "wrapped": call.wrapped,
         }
         for call in plan.calls
     ]

@@ -22,7 +22,7 @@ import typing
 from typing import Any
 
 from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode
-from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, decode, encode
+from roll_envs.verifiers.code.inside.values import CONTENT, Nodes, decode, encode
 
 STACK_BYTES = 64 << 20
 
@@ -71,7 +71,7 @@ class Answer:
         module = sys.modules["answer"] = types.ModuleType("answer")
         known = vars(sys.modules[ListNode.__module__])
         below = {name: value for name, value in known.items() if not name.startswith("__")}
-        self.nodes = (ListNode, TreeNode)
+        self.nodes = {kind.__name__: kind for kind in (ListNode, TreeNode)}
         self.space = module.__dict__
         self.space["__builtins__"] = {**below, **vars(builtins)}
         exec(compile(self._source, "<answer>", "exec", dont_inherit=True), self.space)
@@ -120,10 +120,7 @@ class Answer:
     def _do_call(
         self, target: Any, args: list[Any], named: dict[str, Any], lists: bool = False, nodes: Any = ((), ())
     ) -> dict[str, Any]:
-        # Where the answer does not define them itself.
-        known = dict(zip(NODES, self.nodes))  # noqa: B905  they are as many
-        kinds = {name: self.space.get(name, known.get(name)) for name in nodes[0]}
-        own = self._nodes = Nodes({name: kind for name, kind in kinds.items() if isinstance(kind, type)})
+        own = self._nodes = Nodes({name: kind for name in nodes[0] if isinstance(kind := self._node(name), type)})
         own.take(nodes[1], self._decode)
         function = self._target(target)
         given, names = [self._decode(a) for a in args], {k: self._decode(v) for k, v in named.items()}
@@ -136,11 +133,10 @@ class Answer:
             kind = str(getattr(function, "__annotations__", {}).get("return"))
             value = [] if value is None and re.search("ListNode|TreeNode", kind) else self._nodes_out(value)
         # An argument that the call changed in place goes back too.
-        after = [self._again(old, new) for old, new in zip(args, given)]  # noqa: B905  node lists keep the length
-        after_named = {key: new for key, old in named.items() if (new := self._again(old, names[key])) is not None}
-        changed = {"after": after if any(after) else None, "after_named": after_named}
+        before, now = [*args, *named.values()], [*given, *names.values()]
+        after = [self._again(old, new) for old, new in zip(before, now)]  # noqa: B905  node lists keep the length
         reply = {"value": self._encode(value), "table": own.table(self._encode)}
-        return reply | {key: each for key, each in changed.items() if each}
+        return reply | ({"after": after} if any(after) else {})
 
     def _again(self, old: list[Any], value: Any) -> Any:
         if old[0] not in ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd"):
@@ -237,36 +233,37 @@ class Answer:
         if "ListNode" in kind and ("ist[" in kind or (value and isinstance(value[0], list))):
             return [self._as_node("ListNode", item) for item in value]
         if "ListNode" in kind:
-            return functools.reduce(lambda head, item: self._node(0)(item, head), reversed(value), None)
+            return functools.reduce(lambda head, item: self._node("ListNode")(item, head), reversed(value), None)
         return self._tree(value) if "TreeNode" in kind else value
 
-    def _node(self, which: int) -> Any:
-        return self.space.get(NODES[which], self.nodes[which])
+    def _node(self, name: str) -> Any:
+        """The class of this name: the answer's own, or the one that it takes for granted."""
+        return self.space.get(name, self.nodes.get(name))
 
     def _tree(self, values: list[Any]) -> Any:
         if not values:
             return None
         items = iter(values)
-        root = self._node(1)(next(items))
+        root = self._node("TreeNode")(next(items))
         level = [root]
         for node in level:
             for side in ("left", "right"):
                 item = next(items, None)
                 if item is not None:
-                    setattr(node, side, self._node(1)(item))
+                    setattr(node, side, self._node("TreeNode")(item))
                     level.append(getattr(node, side))
         return root
 
     def _nodes_out(self, value: Any) -> Any:
         if isinstance(value, list):
             return [self._nodes_out(item) for item in value]
-        if isinstance(value, self._node(0)):
+        if isinstance(value, self._node("ListNode")):
             values: list[Any] = []
             while value is not None and len(values) < 100_000:
                 values.append(value.val)
                 value = value.next
             return values
-        if not isinstance(value, self._node(1)):
+        if not isinstance(value, self._node("TreeNode")):
             return value
         nodes: list[Any] = [value]
         found: list[Any] = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 from typing import Any
 
@@ -40,13 +38,9 @@ def _with_integer_keys(value: Any) -> Any:
     return {int(k) if whole else k: _with_integer_keys(v) for k, v in value.items()}
 
 
-def expected(said: Any, wanted: Any, tolerance: float, loose: bool, wrapped: bool) -> bool:
-    """``loose``: the values are JSON. ``wrapped``: the result may stand in a list of one, or as JSON in a text."""
-    forms = [wanted, wanted[0]] if wrapped and isinstance(wanted, list) and len(wanted) == 1 else [wanted]
-    if wrapped and isinstance(wanted, str):
-        with contextlib.suppress(ValueError):
-            forms.append(json.loads(wanted))
-    forms += [_with_integer_keys(form) for form in forms] if loose else []
+def expected(said: Any, wanted: list[Any], tolerance: float, *, loose: bool) -> bool:
+    """Whether it is one of the ``wanted``. ``loose``: the values are JSON."""
+    forms = [*wanted, *map(_with_integer_keys, wanted)] if loose else wanted
     return any(same_value(said, form, tolerance=tolerance, sequences_alike=loose) for form in forms)
 
 

@@ -111,14 +111,11 @@ class Link:
         self._nodes = nodes  # again, since the answer may have called back
         if kinds:
             self._decoded(lambda: nodes.take(reply["table"], self.decode))
-        after, after_named = reply.get("after"), reply.get("after_named")
-        # A forged reply may have others.
-        changed = [*zip(args, after)] if isinstance(after, list) else []  # noqa: B905
-        if isinstance(after_named, dict):
-            changed += [(value, after_named.get(key)) for key, value in named.items()]
-        for mine, theirs in changed:
-            if theirs is not None:
-                sync(mine, self.decode(theirs))
+        after = reply.get("after")
+        if isinstance(after, list):
+            for mine, theirs in zip([*args, *named.values()], after):  # noqa: B905  a forged reply may have others
+                if theirs is not None:
+                    sync(mine, self.decode(theirs))
         return self.decode(reply.get("value"))
 
     def operate(self, name: str, *args: Any) -> Any:

@@ -121,16 +121,16 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     whole = ast.fix_missing_locations(Checks(check=bool(entry)).visit(tree))
     code = compile(whole, "<tests>", "exec", dont_inherit=True)
     return Code(
-        code,
-        imported,
-        frozenset(wanted - libraries - containers),
-        frozenset(libraries),
-        tested,
-        harmless,
-        frozenset(containers),
-        shared,
-        caught,
-        shares,
+        code=code,
+        imported=imported,
+        wanted=frozenset(wanted - libraries - containers),
+        libraries=frozenset(libraries),
+        tested=tested,
+        harmless=harmless,
+        containers=frozenset(containers),
+        shared=shared,
+        caught=caught,
+        shares=shares,
     )
 
 

@@ -227,14 +227,14 @@ class Tests:
     def _calls(self) -> None:
         for call in self._plan["calls"]:
             args, named = plain_value(call["args"]), plain_value(call["kwargs"])
-            wanted, loose = plain_value(call["expected"]), call["loose"]
+            wanted, loose = [plain_value(value) for value in call["expected"]], call["loose"]
             tolerance = self._plan["tolerance"]
             status, detail = "wrong", ""
             try:
                 # JSON has no integer keys: a mapping of the row may stand for one with them.
                 for each in readings(args) if loose else [args]:
                     said = self.link.call(call["function"], each, named, lists=loose)
-                    if expected(said, wanted, tolerance, loose, call["wrapped"]):
+                    if expected(said, wanted, tolerance, loose=loose):
                         status, detail = "ok", ""
                         break
                     detail = f"returned {shown(said)}"
