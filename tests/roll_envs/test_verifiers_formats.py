@@ -158,6 +158,8 @@ def test_schemas_of_rows_and_faults_of_schemas() -> None:
     verifier = make_verifier("json", reference_is_schema=True, deadline_s=1.0)
     assert scored(verifier("3", {"type": "integer"})).passed
     assert not scored(verifier('"3"', {"type": "integer"})).passed
+    assert scored(verifier("3", '{"type": "integer"}')).passed
+    assert not scored(verifier('"3"', '{"type": "integer"}')).passed
     for schema, reason in (
         (None, "must be a JSON schema"),
         ("integer", "must be a JSON schema"),
