@@ -107,7 +107,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     (
         "detectable_format:number_bullet_lists",
         {"num_bullets": 2},
-        ["* a\n* b", "- a\n  - b\ntext", "* a\n---"],
+        ["* a\n* b", "- a\n  - b\ntext", "* a\n---", "*\n* a\n* b"],
         ["* a", "* a\n* b\n* c", "** a\n** b", "x * a\nx * b"],
     ),
     (
