@@ -165,6 +165,7 @@ def test_schemas_of_rows_and_faults_of_schemas() -> None:
         ("integer", "must be a JSON schema"),
         ({"type": "intger"}, "cannot be used: 'intger'"),
         ({"$ref": "https://example.com/other.json"}, "refers to"),
+        ({"allOf": [{"$ref": "#"}]}, "refers to itself without end"),
         ({"pattern": "^(a+)+$"}, "gave no result: not graded within 1 s"),
     ):
         verdict = verifier(json.dumps("a" * 40 + "b"), schema)
