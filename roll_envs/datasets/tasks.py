@@ -72,7 +72,10 @@ def _identity(path: Path) -> tuple[str, int, int]:
     try:
         found = path.stat()
     except OSError as error:
-        raise ConfigError(f"the data set {str(path)!r} cannot be read: {error.strerror}") from error
+        hub = (
+            "" if path.suffix else "; one of the Hugging Face hub is given in rows, as datasets.load_dataset returns it"
+        )
+        raise ConfigError(f"the data set {str(path)!r} cannot be read: {error.strerror}{hub}") from error
     return str(path.resolve()), found.st_mtime_ns, found.st_size
 
 
@@ -103,7 +106,11 @@ def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _json(path: Path) -> Iterator[Mapping[str, Any]]:
     with _open(path) as file:
-        found = _parsed(file.read(), path, "")
+        text = file.read()
+    if text.startswith("{") and "\n{" in text:  # many files of this name hold lines
+        yield from _json_lines(path)
+        return
+    found = _parsed(text, path, "")
     if not isinstance(found, list):
         raise ConfigError(f"{path} must hold a list of rows, not a {type(found).__name__}")
     for number, row in enumerate(found):

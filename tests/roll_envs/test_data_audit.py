@@ -132,6 +132,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["data", "check", str(tmp_path / "rows.xlsx"), "--verifier", "math"]) == 2
 
 
+def test_json_lines_under_the_name_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('{"q": {"a": 1}}\n{"q": 2}\n', encoding="utf-8")
+    assert read_rows(path) == [{"q": {"a": 1}}, {"q": 2}]
+    path.write_text('{\n  "q": {\n    "a": 1\n  }\n}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="must hold a list of rows, not a dict"):
+        read_rows(path)
+
+
+def test_the_name_of_a_data_set_of_the_hub_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'openai/gsm8k' cannot be read: No such file .* as datasets\.load_dataset"):
+        read_rows("openai/gsm8k")
+
+
 def test_csv(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text('question,answer\n"1+1, say",2\nx,"#### 3"\n', encoding="utf-8")
