@@ -6,6 +6,7 @@ are checked at once, so that no run dies on row 5000.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import hashlib
@@ -14,6 +15,7 @@ import math
 import os
 import re
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +72,10 @@ def _identity(path: Path) -> tuple[str, int, int]:
     try:
         found = path.stat()
     except OSError as error:
-        raise ConfigError(f"the data set {str(path)!r} cannot be read: {error.strerror}") from error
+        hub = (
+            "" if path.suffix else "; one of the Hugging Face hub is given in rows, as datasets.load_dataset returns it"
+        )
+        raise ConfigError(f"the data set {str(path)!r} cannot be read: {error.strerror}{hub}") from error
     return str(path.resolve()), found.st_mtime_ns, found.st_size
 
 
@@ -79,12 +84,17 @@ def _rows_of(path: Path) -> Iterator[Mapping[str, Any]]:
     kind = Path(name.removesuffix(".gz")).suffix
     if kind not in _READERS or (kind in _BINARY and name.endswith(".gz")):
         raise ConfigError(f"{str(path)!r} is of no known kind; known are {', '.join(_READERS)}, and text packed as .gz")
-    return _READERS[kind](path)
+    try:
+        yield from _READERS[kind](path)
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(
+            f"{path} cannot be read as UTF-8{', packed by gzip' * name.endswith('.gz')}: {error}"
+        ) from None
 
 
 def _open(path: Path) -> Any:
     opened = gzip.open if path.suffix.lower() == ".gz" else open
-    return opened(path, "rt", encoding="utf-8")
+    return opened(path, "rt", encoding="utf-8-sig")  # with a byte order mark or without
 
 
 def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -96,7 +106,11 @@ def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _json(path: Path) -> Iterator[Mapping[str, Any]]:
     with _open(path) as file:
-        found = _parsed(file.read(), path, "")
+        text = file.read()
+    if text.startswith("{") and "\n{" in text:  # many files of this name hold lines
+        yield from _json_lines(path)
+        return
+    found = _parsed(text, path, "")
     if not isinstance(found, list):
         raise ConfigError(f"{path} must hold a list of rows, not a {type(found).__name__}")
     for number, row in enumerate(found):
@@ -145,7 +159,7 @@ def _csv(path: Path) -> Iterator[Mapping[str, Any]]:
                     names = len(reader.fieldnames or ())
                     raise ConfigError(f"{path}:{reader.line_num} has not the {names} columns of the first line")
                 yield row
-        except (csv.Error, UnicodeDecodeError) as error:
+        except csv.Error as error:
             raise ConfigError(f"{path}:{reader.line_num} is no CSV: {error}") from error
 
 
@@ -277,6 +291,8 @@ def make_tasks(rows: Rows, fields: Fields) -> Sequence[DataTask]:
 
 
 def _task(row: Mapping[str, Any], number: int, fields: Fields) -> DataTask:
+    if any(_plain(value) is not value for value in row.values()):
+        row = {name: _plain(value) for name, value in row.items()}
     prompt = _prompt(row, number, fields.prompt)
     if not prompt.strip():
         raise ConfigError(f"the prompt of row {number} is empty")
@@ -290,16 +306,30 @@ def _task(row: Mapping[str, Any], number: int, fields: Fields) -> DataTask:
     )
 
 
+def _plain(value: Any) -> Any:
+    """A cell as plain Python has it: NumPy's values are those of tables, where not-a-number stands for none."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _nested(value: Any) -> Any:
+    """What a cell holds that is the JSON text of a mapping or of chat messages, as in CSV files; else the cell."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[{")):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
+
+
 def _prompt(row: Mapping[str, Any], number: int, template: str | None) -> str:
     if template is not None:
         return _PLACE.sub(lambda place: _text(_need(row, place[1], number)), template)
-    name = next((n for n in _PROMPTS if n in row), None)
+    name = next((n for n in _PROMPTS if row.get(n) is not None), None)
     if name is None:
         raise ConfigError(
             f"row {number} has none of the fields {', '.join(_PROMPTS)}; name its fields in prompt, such as "
             f"prompt='{{{next(iter(row), 'question')}}}'"
         )
-    return _text(_asked(row[name]) if name == "messages" else row[name])
+    return _text(_asked(_nested(row[name])) if name == "messages" else row[name])
 
 
 def _asked(messages: Any) -> Any:
@@ -309,21 +339,29 @@ def _asked(messages: Any) -> Any:
 
 def _last_reply(messages: Any) -> Any:
     last = messages[-1] if isinstance(messages, Sequence) and not isinstance(messages, str) and messages else None
-    return last.get("content") if isinstance(last, Mapping) and last.get("role") == "assistant" else None
+    return _said(last.get("content")) if isinstance(last, Mapping) and last.get("role") == "assistant" else None
+
+
+def _said(content: Any) -> Any:
+    """The content of a chat message; of several parts, their texts."""
+    if isinstance(content, Sequence) and all(isinstance(part, Mapping) for part in content):
+        return "\n".join(str(part["text"]) for part in content if "text" in part)
+    return content
 
 
 def _text(value: Any) -> str:
-    """A value as text; a list of chat messages as what they say."""
-    if isinstance(value, Sequence) and value and all(isinstance(m, Mapping) and "content" in m for m in value):
-        return "\n\n".join(str(m["content"]) for m in value)
+    """A value as text; a list of chat messages, also as JSON text, as what they say."""
+    found = _nested(value)
+    if isinstance(found, Sequence) and found and all(isinstance(m, Mapping) and "content" in m for m in found):
+        return "\n\n".join(str(_said(m["content"])) for m in found)
     return str(value)
 
 
 def _reference(row: Mapping[str, Any], number: int, name: str | None) -> Any:
     if name is not None:
         return _need(row, name, number)
-    known = next((value for found, value in (_find(row, known) for known in _REFERENCES) if found), None)
-    return _last_reply(row.get("messages")) if known is None else known
+    known = next((value for value in (_find(row, known)[1] for known in _REFERENCES) if value is not None), None)
+    return _last_reply(_nested(row.get("messages"))) if known is None else known
 
 
 def _split(row: Mapping[str, Any], number: int, prompt: str, fields: Fields) -> str:
@@ -359,6 +397,7 @@ def _find(row: Mapping[str, Any], name: str) -> tuple[bool, Any]:
         return True, row[name]
     value: Any = row
     for part in name.split("."):
+        value = _nested(value)
         if not isinstance(value, Mapping) or part not in value:
             return False, None
         value = value[part]

@@ -108,8 +108,8 @@ class JsonVerifier:
     """1.0 when the answer (after its thoughts) is one JSON value and, where there is a schema, fits it.
 
     ``schema``: a JSON schema (draft 2020-12 unless it names another); with ``reference_is_schema`` each row's reference
-    is one. ``fenced``: a fence around the value is allowed. A schema that is invalid, refers to another document, or
-    does not finish within ``deadline_s`` gives :class:`Failed`.
+    is one, also as JSON text. ``fenced``: a fence around the value is allowed. A schema that is invalid, refers to
+    another document, or does not finish within ``deadline_s`` gives :class:`Failed`.
     """
 
     schema: Mapping[str, Any] | bool | None = None
@@ -127,6 +127,8 @@ class JsonVerifier:
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         schema = reference if self.reference_is_schema else self.schema
+        if self.reference_is_schema and isinstance(schema, str):
+            schema = _loaded(schema)
         if self.reference_is_schema and not isinstance(schema, Mapping | bool):
             return Failed(reason=f"the reference must be a JSON schema, not {str(reference)[:100]!r}")
         if len(answer) > self.max_chars:
@@ -194,13 +196,17 @@ class ToolCallsVerifier:
         return Score(value=value, passed=valid == len(calls), detail=detail, parts=parts)
 
 
+def _loaded(text: str) -> Any:
+    """What a cell of a table holds as JSON; the text itself where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 def _specs(tools: Any) -> dict[str, ToolSpec]:
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except ValueError as error:
-            raise ConfigError(f"the list of tools is no JSON: {error}") from None
-    if not isinstance(tools, Sequence) or not tools:
+    tools = _loaded(tools) if isinstance(tools, str) else tools
+    if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
         raise ConfigError(f"tools must be a list of tools, each with 'name' and 'parameters', not {str(tools)[:100]!r}")
     specs: dict[str, ToolSpec] = {}
     for tool in tools:

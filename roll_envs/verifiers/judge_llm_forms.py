@@ -94,7 +94,8 @@ def _one_word_form(about: Mapping[str, Any]) -> Form:
             return None
         sure = _number(found.get("confidence")) if further else None
         parts = {}
-        if sure is not None and 0 <= sure <= 100:
+        # What is written as 0.9 is a share, and no number from 0 to 100.
+        if sure is not None and (sure == 0 or 1 <= sure <= 100):
             parts["probability"] = sure / 100 if value else 1 - sure / 100
         return Reading(value, parts, _reasoning(found))
 
@@ -185,7 +186,7 @@ def read_reply(form: Form, reply: str) -> Reading | None:
     return form.read(found)
 
 
-_FENCE = re.compile(r"```[a-z]*[ \t]*\n([^`]*)\n?[ \t]*```")
+_FENCE = re.compile(r"```[A-Za-z]*[ \t]*\n(.*)```", re.DOTALL)
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,9 @@ import jsonschema  # type: ignore[import-untyped,unused-ignore]
 import referencing
 from referencing.exceptions import Unresolvable
 
+_FLAT = 50
+"""An answer with so few objects and lists is not what makes a validation recurse too deep."""
+
 
 def fit(text: str, schema: Any) -> dict[str, str]:
     """Validate a JSON text; returns ``problem`` (first violation, or empty) or ``fault`` (error of the schema)."""
@@ -25,6 +28,10 @@ def fit(text: str, schema: Any) -> dict[str, str]:
         found = next(validator.iter_errors(json.loads(text)), None)
     except Unresolvable as error:
         return {"fault": f"it refers to {str(error)[:200]}"}
+    except RecursionError:
+        if text.count("{") + text.count("[") > _FLAT:
+            raise
+        return {"fault": "it refers to itself without end"}
     return {"problem": "" if found is None else f"{found.json_path[:100]}: {found.message[:200]}"}
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from roll_envs.cli import main
@@ -46,6 +48,43 @@ def test_rows_of_common_data_sets_are_right_by_themselves() -> None:
     for row, answer in enumerate(("72", "1/2", "7", "4")):
         env.reset(options={"row": row})
         assert env.step(f"\\boxed{{{answer}}}")[1] == 1.0, row
+
+
+NESTED: list[dict[str, Any]] = [
+    {"prompt": '[{"role": "user", "content": "c"}]', "reward_model": '{"style": "rule", "ground_truth": "7"}'},
+    {"messages": '[{"role": "user", "content": "c"}, {"role": "assistant", "content": "7"}]'},
+    {"prompt": np.array([{"role": "user", "content": "c"}]), "answer": np.int64(7)},
+    {"prompt": [{"role": "user", "content": [{"type": "text", "text": "c"}]}], "answer": np.array(["7"], dtype=object)},
+    {"prompt": None, "question": "c", "answer": float("nan"), "solution": "\\boxed{7}"},
+]
+
+
+@pytest.mark.parametrize("row", NESTED)
+def test_cells_of_tables_are_read(row: dict[str, Any]) -> None:
+    env = DatasetEnv(DatasetSettings(rows=[row], verifier="math"))
+    assert env.tasks[0].prompt == "c"
+    assert found_in([row]) == []
+    env.reset()
+    assert env.step("\\boxed{7}")[1] == 1.0
+
+
+def test_a_missing_reference_of_a_table_is_named() -> None:
+    assert found_in([*ROWS, {"question": "e", "answer": float("nan")}]) == [4]
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"q": "a"}'), ("a.json", '[{"q": "a"}]'), ("a.csv", "q\na\n")])
+def test_byte_order_marks_and_other_encodings(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8-sig")
+    assert read_rows(path) == [{"q": "a"}]
+    path.write_text(text.replace("a", "é"), encoding="latin-1")
+    with pytest.raises(ConfigError, match=f"{name} cannot be read as UTF-8: "):
+        read_rows(path)
+    packed = tmp_path / f"{name}.gz"
+    for content in (text.encode(), gzip.compress(text.encode())[:-12]):
+        packed.write_bytes(content)
+        with pytest.raises(ConfigError, match="packed by gzip"):
+            read_rows(packed)
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -91,6 +130,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [f["row"] for f in json.loads(capsys.readouterr().out)["findings"]] == [4]
     assert main(["data", "check", str(path), "--verifier", "schema"]) == 2
     assert main(["data", "check", str(tmp_path / "rows.xlsx"), "--verifier", "math"]) == 2
+
+
+def test_json_lines_under_the_name_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('{"q": {"a": 1}}\n{"q": 2}\n', encoding="utf-8")
+    assert read_rows(path) == [{"q": {"a": 1}}, {"q": 2}]
+    path.write_text('{\n  "q": {\n    "a": 1\n  }\n}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="must hold a list of rows, not a dict"):
+        read_rows(path)
+
+
+def test_the_name_of_a_data_set_of_the_hub_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'openai/gsm8k' cannot be read: No such file .* as datasets\.load_dataset"):
+        read_rows("openai/gsm8k")
 
 
 def test_csv(tmp_path: Path) -> None:

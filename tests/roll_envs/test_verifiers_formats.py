@@ -158,11 +158,14 @@ def test_schemas_of_rows_and_faults_of_schemas() -> None:
     verifier = make_verifier("json", reference_is_schema=True, deadline_s=1.0)
     assert scored(verifier("3", {"type": "integer"})).passed
     assert not scored(verifier('"3"', {"type": "integer"})).passed
+    assert scored(verifier("3", '{"type": "integer"}')).passed
+    assert not scored(verifier('"3"', '{"type": "integer"}')).passed
     for schema, reason in (
         (None, "must be a JSON schema"),
         ("integer", "must be a JSON schema"),
         ({"type": "intger"}, "cannot be used: 'intger'"),
         ({"$ref": "https://example.com/other.json"}, "refers to"),
+        ({"allOf": [{"$ref": "#"}]}, "refers to itself without end"),
         ({"pattern": "^(a+)+$"}, "gave no result: not graded within 1 s"),
     ):
         verdict = verifier(json.dumps("a" * 40 + "b"), schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 import time
@@ -24,7 +25,7 @@ from roll_envs.verifiers.instructions import (
 )
 from roll_envs.verifiers.instructions import text as text_module
 from roll_envs.verifiers.instructions.arguments import Positive
-from roll_envs.verifiers.instructions.text import tokens
+from roll_envs.verifiers.instructions.text import split_at_marks, tokens
 from roll_envs.verifiers.language import LANGUAGES, LanguageVerifier, identify
 
 PUBLIC = {
@@ -106,7 +107,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     (
         "detectable_format:number_bullet_lists",
         {"num_bullets": 2},
-        ["* a\n* b", "- a\n  - b\ntext", "* a\n---"],
+        ["* a\n* b", "- a\n  - b\ntext", "* a\n---", "*\n* a\n* b"],
         ["* a", "* a\n* b\n* c", "** a\n** b", "x * a\nx * b"],
     ),
     (
@@ -179,8 +180,13 @@ IFBENCH: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("count:numbers", {"N": 2}, ["1 and 2", "1,000.5 of 20"], ["1", "1 2 3"]),
     ("count:pronouns", {"N": 2}, ["I saw him.", "she/her"], ["Ada saw him", "item"]),
     ("count:punctuation", {}, ["a, b; c: d. What?! e! f?"], ["a, b; c: d. e! f?", "?!"]),
-    ("count:keywords_multiple", KEYS, [FIVES, FIVES.upper()], [FIVES + "one", "one"]),
-    ("ratio:overlap", {"percentage": 50, "reference_text": "abcd"}, ["abcdef"], ["abcd", "xyz", "a"]),
+    ("count:keywords_multiple", KEYS, [FIVES, FIVES.upper(), FIVES + "ones"], [FIVES + "one", "one"]),
+    (
+        "ratio:overlap",
+        {"percentage": 50, "reference_text": "a b c d"},
+        ["a b c e"],
+        ["a b c d", "x y z", "abcdef", "a"],
+    ),
     ("words:alphabet", {}, ["Big cats drink", "yes zebras any"], ["a c", "1 a", "é a"]),
     ("words:vowel", {}, ["a big dog", "sky"], ["a big dog runs here", "a\nb"]),
     ("words:consonants", {}, ["and this", "Plan"], ["and a", "one"]),
@@ -188,7 +194,7 @@ IFBENCH: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("words:prime_lengths", {}, ["is the house", "it's red"], ["a", "word"]),
     ("words:repeats", {"small_n": 2}, ["a b a", "x"], ["a A a."]),
     ("words:no_consecutive", {}, ["big cat", "a"], ["big bad", "a (A)"]),
-    ("words:paragraph_last_first", {}, ["Home is home.\n\nGo go"], ["home is here", "a b a\n***"]),
+    ("words:paragraph_last_first", {}, ["Home is home.\n\nGo go", "a b a\n***"], ["home is here"]),
     ("format:parentheses", {}, ["([{(<[a]>)}])", "((((( )"], ["(((())))", "(((((", "((((]))))"]),
     ("format:options", {"options": "yes/no/maybe"}, ["Yes.", " no"], ["yes no", "x"]),
     ("format:options", {"options": "a), b), c), d)"}, ["b)"], ["b", "B)", "e)"]),
@@ -197,13 +203,18 @@ IFBENCH: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("format:list", {"sep": "-"}, ["- a\n- b"], ["- a"]),
     ("format:output_template", {}, ["My Answer: a\nMy Conclusion: b\nFuture Outlook: c"], ["My Answer: a"]),
     ("format:no_whitespace", {}, ["ab"], ["a b", "a\u00a0b"]),
-    ("sentence:keyword", {"word": "Cat", "N": 2}, ["Dogs bark. Two cats sleep."], ["Cats sleep. Dogs bark.", "cat"]),
+    (
+        "sentence:keyword",
+        {"word": "Cat", "N": 2},
+        ["Dogs bark. Two cats sleep.", "Dogs bark etc. while cats sleep."],
+        ["Cats sleep. Dogs bark.", "cat", "Really?! A cat."],
+    ),
     ("repeat:repeat_change", {"prompt_to_repeat": "Write a poem"}, ["Read a poem"], ["Write a poem", "Read the poem"]),
     (
         "repeat:repeat_span",
         {"prompt_to_repeat": "Write a poem now", "n_start": 1, "n_end": 3},
-        ["A  poem"],
-        ["a", "poem now"],
+        ["A poem now "],
+        ["a poem", "a  poem now", "poem now"],
     ),
 ]
 
@@ -217,6 +228,7 @@ IFEVAL_G: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
             "the big cat sleeps here and the small cat sleeps here",
             "the big dog sleeps here and the small dog sleeps here",
             "the big dog sleeps\nhere the small cat sleeps here",
+            "the big dog sleeps here and the small here",
         ],
     ),
     ("copy:copy", {"prompt_to_repeat": "Say  it."}, [" say  it. "], ["Say it.", "Say  it. Yes."]),
@@ -249,10 +261,15 @@ IFEVAL_G: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         ["Hi. See, sun!"],
         ["Hi. See the, sun!", "See, sun!", "Hi. See, Sun!", "Hi. See"],
     ),
-    ("keywords:start_end", {}, ["Sun is the sun"], ["Sun is the sun.", "Sun", "sun moon"]),
+    ("keywords:start_end", {}, ["Sun is the sun"], ["Sun is the sun.", "Sun", "sun moon", '"I am here"']),
     ("paragraphs:paragraphs", {}, ["a\n***\nb", "a *** b ***"], ["a", "a***b***c", "a******b"]),
     ("paragraphs:paragraphs2", {}, ["a\n\nb"], ["a\nb", "a\n\nb\n\nc"]),
-    ("first_word:first_word_sent", {"first_word": "so"}, ["So it is. so what?"], ["So it is. But what?"]),
+    (
+        "first_word:first_word_sent",
+        {"first_word": ["so"]},
+        ["So it is. so what?"],
+        ["So it is. But what?", "So it is?!"],
+    ),
     ("first_word:first_word_answer", {"first_word": "so"}, ["So it is. But what?"], ["It is so."]),
     ("last_word:last_word_sent", {"last_word": "so"}, ["Is it so? It is SO!"], ["It is so. Not?"]),
     ("last_word:last_word_answer", {"last_word": "so"}, ["No. It is so!"], ["It is so. No."]),
@@ -268,7 +285,12 @@ IFEVAL_G: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         ["We go. You stay.\n***\nI am. We go.\n***\nGo on! No way!"],
         ["We go. You stay.", "We go.***We go.***We go.", "We go on. You stay.***I am. We go.***Go on! No way!"],
     ),
-    ("count:count_unique", {}, ["Each word differs from this one."], ["the dog and the cat", "a, b, c"]),
+    (
+        "count:count_unique",
+        {},
+        ["Each word differs from this one.", 'Say "no".'],
+        ["the dog and the cat", "a, b, c"],
+    ),
     (
         "count:count_increment_word",
         {"keyword1": "sun", "keyword2": "sea"},
@@ -330,9 +352,23 @@ def test_sentences() -> None:
     assert count_sentences(" \n*** ... !") == 0
 
 
-def test_words_in_capitals_are_cut_as_a_treebank_does() -> None:
-    assert tokens("NASA's IT-TEAM won't (US) A,B 3.5 U.S. wait...") == [
-        "NASA", "'s", "IT-TEAM", "wo", "n't", "US", "A,B", "3.5", "U.S", "wait", "...",
+def test_sentences_are_cut_at_their_marks() -> None:
+    assert split_at_marks('He said "Go." I left e.g. to him?!') == ['He said "Go".', "I left e.g. to him?", "!"]
+    assert split_at_marks("Dr. Li paid 3.5 to J. Doe etc. today... Fine") == [
+        "Dr. Li paid 3.5 to J. Doe etc.", "today...", "Fine",
+    ]  # fmt: skip
+    assert split_at_marks("In the U.S. He left Acme Inc. for x.com.\nSee v1.2.3") == [
+        "In the U.S.", "He left Acme Inc. for x.com.", "See v1.2.", "3",
+    ]  # fmt: skip
+
+
+def test_words_are_cut_as_a_treebank_does() -> None:
+    assert tokens("NASA's IT-TEAM won't (US) A,B 3.5 U.S. `x` **y** wait...") == [
+        "NASA", "'s", "IT-TEAM", "wo", "n't", "(", "US", ")", "A", ",", "B", "3.5", "U.S.", "`", "x", "`",
+        "*", "*", "y", "*", "*", "wait", "...",
+    ]  # fmt: skip
+    assert tokens('I cannot say "no." It\'s \'it\'') == [
+        "I", "can", "not", "say", "``", "no", ".", "''", "It", "'s", "'", "it", "'",
     ]  # fmt: skip
 
 
@@ -391,6 +427,14 @@ def test_rows_of_tables_with_empty_columns_work() -> None:
     assert scored("a", text).passed
     assert isinstance(InstructionsVerifier()("a", None, TWO), Score)
     assert scored("a, b", {"instruction_id_list": ["startend:quotation"], "kwargs": [None]}).value == 0.0
+
+
+def test_rows_that_ifevalg_is_trained_on_work_unchanged() -> None:
+    ids = ["detectable_format:title", "last_word:last_word_answer"]
+    text = repr([{"instruction_id": ids, "kwargs": [None, {"last_word": "brief"}]}])
+    for reference in (text, [text], [json.dumps(ast.literal_eval(text)[0])], ast.literal_eval(text)):
+        assert scored("Be brief!", reference).value == 0.5
+        assert scored("<<On length>> Be brief!", reference).passed
 
 
 def test_thoughts_are_not_part_of_the_answer() -> None:

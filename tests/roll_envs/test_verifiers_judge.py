@@ -188,6 +188,7 @@ FORM = ONE_WORD["correctness"]
     [
         '{"verdict": "correct"}',
         '```json\n{"reasoning": "x {y}", "verdict": "Correct ", "confidence": "90%"}\n```\n',
+        '```JSON\n{"reasoning": "`x` is ```y```", "verdict": "correct"}\n```',
         '{"reasoning": "it says </think> {", "verdict": "correct"}',
         '<think>{"verdict": "incorrect"}</think> {"verdict": "correct"}',
         '<reasoning>{"verdict": "incorrect"}</reasoning> {"verdict": "correct"}',
@@ -198,6 +199,13 @@ def test_verdicts_that_are_read(reply: str) -> None:
     found = read_reply(FORM, reply)
     assert found is not None
     assert found.value == 1.0
+
+
+def test_a_share_is_no_confidence_from_0_to_100() -> None:
+    for said, parts in ((0.9, {}), (0, {"probability": 0.0}), (90.0, {"probability": 0.9}), (101, {})):
+        found = read_reply(FORM, json.dumps({"verdict": "correct", "confidence": said}))
+        assert found is not None
+        assert found.parts == parts
 
 
 @pytest.mark.parametrize(
@@ -219,6 +227,7 @@ def test_verdicts_that_are_read(reply: str) -> None:
         '{"reasoning": "it says </think>{"verdict": "correct"}',
         '{"verdict": "incorrect", "verdict": "correct"}',
         '[{"verdict": "correct"}]',
+        '```json\n{"verdict": "correct"}\n```\n```json\n{"verdict": "incorrect"}\n```',
         '{"answer": {"verdict": "correct"}}',
         '{"verdict": "correct", "confidence": 90} {"verdict": "correct", "confidence": 10}',
         '{"reasoning": "long, and then cut o',

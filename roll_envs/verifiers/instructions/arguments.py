@@ -38,9 +38,12 @@ def read_arguments(name: str, kind: Kind, given: Mapping[str, Any]) -> Check:
     :class:`UnknownNameError` for one that would not be read: the row asks for more than would be checked."""
     model = _model(kind)
     given = {key: value for key, value in given.items() if value is not None}
-    for key in given:
+    for key, value in given.items():
         if key not in model.model_fields:
             raise UnknownNameError(f"argument of {name}:", key, model.model_fields)
+        # Some rows of IFEvalG have a list of one text for the text.
+        if model.model_fields[key].annotation is str and isinstance(value, list) and len(value) == 1:
+            given[key] = value[0]
     try:
         arguments = dict(model.model_validate(given))
     except ValidationError as error:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from roll_envs.verifiers.instructions.arguments import Lower, Positive, Text, Whole
-from roll_envs.verifiers.instructions.text import count_words, split_sentences
+from roll_envs.verifiers.instructions.text import count_words, split_at_marks, tokens
 
 _SIGNS = string.punctuation + " "
 _NO_SIGNS = str.maketrans("", "", string.punctuation)
@@ -63,19 +63,21 @@ def punctuation(text: str) -> bool:
 def keywords_multiple(
     text: str, keyword1: Lower, keyword2: Lower, keyword3: Lower, keyword4: Lower, keyword5: Lower
 ) -> bool:
-    """``keyword1`` to ``keyword5`` occur 1, 2, 3, 5 and 7 times, in any case."""
-    counts = [text.lower().count(word) for word in (keyword1, keyword2, keyword3, keyword4, keyword5)]
-    return counts == [1, 2, 3, 5, 7]
+    """``keyword1`` to ``keyword5`` occur 1, 2, 3, 5 and 7 times as whole words, in any case."""
+    words = (keyword1, keyword2, keyword3, keyword4, keyword5)
+    found = [re.findall(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in words]
+    return list(map(len, found)) == [1, 2, 3, 5, 7]
 
 
 def overlap(text: str, percentage: Whole, reference_text: Text) -> bool:
-    """``percentage`` of the character trigrams are also in ``reference_text``, within 2 points."""
+    """``percentage`` of the trigrams of words and signs are also in ``reference_text``, within 2 points."""
     runs = _threes(text)
     return bool(runs) and abs(100 * len(runs & _threes(reference_text)) / len(runs) - percentage) <= 2
 
 
-def _threes(text: str) -> set[str]:
-    return {text[i : i + 3] for i in range(len(text) - 2)}
+def _threes(text: str) -> set[tuple[str, ...]]:
+    words = tokens(text)
+    return set(zip(words, words[1:], words[2:], strict=False))
 
 
 def alphabet(text: str) -> bool:
@@ -118,9 +120,9 @@ def no_consecutive(text: str) -> bool:
 
 
 def paragraph_last_first(text: str) -> bool:
-    """Each line ends with the word it begins with."""
+    """Each line with a word ends with the word it begins with."""
     lines = [line.strip().lower().strip(_SIGNS).split() for line in text.split("\n") if line.strip()]
-    return all(words and words[0] == words[-1] for words in lines)
+    return all(words[0] == words[-1] for words in lines if words)
 
 
 def parentheses(text: str) -> bool:
@@ -174,7 +176,7 @@ def no_whitespace(text: str) -> bool:
 
 def sentence_keyword(text: str, word: Lower, N: Positive) -> bool:
     """``word`` occurs in the ``N``-th sentence, in any case."""
-    return word in "".join(split_sentences(text)[N - 1 : N]).lower()
+    return word in "".join(split_at_marks(text)[N - 1 : N]).lower()
 
 
 def repeat_change(text: str, prompt_to_repeat: Text) -> bool:
@@ -182,9 +184,9 @@ def repeat_change(text: str, prompt_to_repeat: Text) -> bool:
     return text != prompt_to_repeat and text.split()[1:] == prompt_to_repeat.split()[1:]
 
 
-def repeat_span(text: str, prompt_to_repeat: Lower, n_start: Whole, n_end: Positive) -> bool:
-    """The answer is words ``n_start`` (from 0) up to, not with, ``n_end`` of ``prompt_to_repeat``, in any case."""
-    return text.lower().split() == prompt_to_repeat.split()[n_start:n_end]
+def repeat_span(text: str, prompt_to_repeat: Lower, n_start: Whole, n_end: Whole) -> bool:
+    """The answer is words ``n_start`` (from 0) to ``n_end``, both included, of ``prompt_to_repeat``, in any case."""
+    return text.strip().lower() == " ".join(prompt_to_repeat.split()[n_start : n_end + 1])
 
 
 IFBENCH: dict[str, Callable[..., bool]] = {

@@ -126,19 +126,9 @@ def postscript(text: str, postscript_marker: Text) -> bool:
 
 def number_bullet_lists(text: str, num_bullets: Whole) -> bool:
     """Exactly ``num_bullets`` lines that begin with ``*`` (not ``**``) or ``-``."""
-    return _bullets(text) == num_bullets
-
-
-def _bullets(text: str) -> int:
-    lines = text.split("\n")
-    found = 0
-    for place, line in enumerate(lines):
-        bare = line.lstrip()
-        # The original's pattern is ^\s*\*[^\*].*$, whose [^*] matches a newline too: a lone star counts where a line
-        # follows.
-        starred = bare.startswith("*") and (bare[1:2] != "*" if len(bare) > 1 else place < len(lines) - 1)
-        found += starred or bare.startswith("-")
-    return found
+    # As in the original [^*] may be the end of a line: a lone star counts where a line follows.
+    starred = re.findall(r"^[^\S\n]*\*[^*].*$", text, re.MULTILINE)
+    return len(starred) + len(re.findall(r"^[^\S\n]*-", text, re.MULTILINE)) == num_bullets
 
 
 def constrained_response(text: str) -> bool:
@@ -148,22 +138,9 @@ def constrained_response(text: str) -> bool:
 
 def number_highlighted_sections(text: str, num_highlights: Whole) -> bool:
     """At least ``num_highlights`` texts between ``*`` or ``**``, each on one line."""
-    return sum(map(_highlights, text.split("\n"))) >= num_highlights
-
-
-def _highlights(line: str) -> int:
-    """Number of texts between single stars, each of which closes at most one text, and between double stars."""
-    between = line.split("*")[1:-1]
-    single = sum(bool(part.strip()) for part in between[::2])
-    # Splitting at "*" turns "**" into an empty part: count texts between two empty parts.
-    double, place = 0, 0
-    while place + 2 < len(between):
-        if between[place] == "" and between[place + 2] == "":
-            double += bool(between[place + 1].strip())
-            place += 4
-        else:
-            place += 1
-    return single + double
+    # In linear time: what is between begins at a star and ends at the next.
+    between = re.findall(r"\*([^\n*]*)\*", text) + re.findall(r"\*\*([^\n*]*)\*\*", text)
+    return sum(bool(part.strip()) for part in between) >= num_highlights
 
 
 def multiple_sections(text: str, section_spliter: Text, num_sections: Whole) -> bool:

@@ -1,6 +1,6 @@
 """The 29 kinds of instructions that IFEvalG (open-instruct, "Generalizing Verifiable Instruction Following", Pyatkin et
 al. 2025) adds to IFEval's, by public id. Words of ``count:*`` and of places in a sentence are a Treebank tokeniser's,
-for which each sign is a word."""
+for which each sign is a word; sentences are cut at their marks, and not by Punkt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from roll_envs.verifiers.instructions.arguments import Lower, Positive, Relation, Text, Verbatim, Whole, holds
 from roll_envs.verifiers.instructions.ifeval import frequency, letter_frequency, number_paragraphs
-from roll_envs.verifiers.instructions.text import split_sentences, tokens
+from roll_envs.verifiers.instructions.text import split_at_marks, tokens
 
 _SIGNS = re.compile(r"[^\w\s]")
 _LOWER_WORD = re.compile(r"\b[a-z]+\b")
@@ -42,7 +42,8 @@ def repeat_phrase(text: str, phrase: Text, small_n: Whole) -> bool:
 
     def changes(run: str) -> int:
         words = run.split()
-        return len(wanted) + 1 if len(words) > len(wanted) else sum(a != b for a, b in zip(words, wanted, strict=False))
+        same = len(words) == len(wanted)
+        return sum(a != b for a, b in zip(words, wanted, strict=True)) if same else len(wanted) + 1
 
     found = [changes(run) for line in text.split("\n") for run in _runs(line, wanted[0], wanted[-1])]
     return len(found) == small_n and max(found, default=0) <= 1 and found[-1:] == [1]
@@ -72,13 +73,13 @@ def excluded(text: str, keyword: Text) -> bool:
 
 def place_of_keyword(text: str, keyword: Text, n: Positive, m: Positive) -> bool:
     """``keyword`` is word ``m`` of sentence ``n``, both from 1."""
-    return tokens("".join(split_sentences(text)[n - 1 : n]), signs=True)[m - 1 : m] == [keyword]
+    return tokens("".join(split_at_marks(text)[n - 1 : n]))[m - 1 : m] == [keyword]
 
 
 def start_end(text: str) -> bool:
     """Begins and ends with the same word, in any case, without a sign after it."""
-    words = tokens(text.lower(), signs=True)
-    return len(words) > 1 and words[0] == words[-1]
+    words = tokens(text)
+    return len(words) > 1 and words[0].lower() == words[-1].lower()
 
 
 def no_consecutive_letters(text: str) -> bool:
@@ -118,7 +119,7 @@ def no_exclamation(text: str) -> bool:
 
 def first_word_sent(text: str, first_word: Lower) -> bool:
     """Every sentence begins with ``first_word``, in any case."""
-    return all(first_word_answer(sentence, first_word) for sentence in split_sentences(text))
+    return all(first_word_answer(sentence, first_word) for sentence in split_at_marks(text))
 
 
 def first_word_answer(text: str, first_word: Lower) -> bool:
@@ -128,7 +129,7 @@ def first_word_answer(text: str, first_word: Lower) -> bool:
 
 def last_word_sent(text: str, last_word: Lower) -> bool:
     """Every sentence ends with ``last_word``, in any case and without signs."""
-    return all(last_word_answer(sentence, last_word) for sentence in split_sentences(text))
+    return all(last_word_answer(sentence, last_word) for sentence in split_at_marks(text))
 
 
 def last_word_answer(text: str, last_word: Lower) -> bool:
@@ -140,7 +141,7 @@ def sentence_hyphens(text: str) -> bool:
     """Sentences joined by hyphens without spaces."""
     return all(
         one == one.strip() == sentence
-        for one, sentence in zip(text.split("-"), split_sentences(text.replace("-", " ")), strict=False)
+        for one, sentence in zip(text.split("-"), split_at_marks(text.replace("-", " ")), strict=False)
     )
 
 
@@ -162,14 +163,14 @@ def letter_counting(text: str, relation: Relation, N: Whole) -> bool:
 
 def composition(text: str, n_sent: Positive, n_words: Positive) -> bool:
     """Three paragraphs between ``***`` of ``n_sent`` sentences of ``n_words`` words."""
-    parts = [split_sentences(part) for part in text.split("***")]
-    sizes = [[len(tokens(sentence, signs=True)) for sentence in part] for part in parts]
+    parts = [split_at_marks(part) for part in text.split("***")]
+    sizes = [[len(tokens(sentence)) for sentence in part] for part in parts]
     return sizes == [[n_words] * n_sent] * 3
 
 
 def count_unique(text: str) -> bool:
     """No word or sign twice."""
-    words = tokens(text, signs=True)
+    words = tokens(text)
     return len(words) == len(set(words))
 
 

@@ -1,10 +1,12 @@
 """``instructions``: does an answer follow instructions that a program can check? In the form of IFEval's data.
 
-A row names its instructions in ``instruction_id_list`` and their arguments in ``kwargs``, a list as long.
+A row names its instructions in ``instruction_id_list`` and their arguments in ``kwargs``, a list as long. The data that
+is trained on with IFEvalG (IF-RLVR) has ``instruction_id`` instead, in a list of one such row written as Python's text.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from roll_envs.verifiers.instructions.ifeval import IFEVAL
 from roll_envs.verifiers.instructions.ifeval_g import IFEVAL_G
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
-_IDS, _KWARGS = "instruction_id_list", "kwargs"
+_IDS, _RLVR_IDS, _KWARGS = "instruction_id_list", "instruction_id", "kwargs"
 
 INSTRUCTIONS: dict[str, Kind] = {**IFEVAL, **IFBENCH, **IFEVAL_G}
 """Every kind of instruction by its public id; programs may add their own."""
@@ -27,17 +29,18 @@ INSTRUCTIONS: dict[str, Kind] = {**IFEVAL, **IFBENCH, **IFEVAL_G}
 def read_instructions(row: Any) -> list[tuple[str, Check]]:
     """The checks of a row with their ids, in order.
 
-    ``row``: a mapping with ``instruction_id_list`` and ``kwargs``, or the JSON text of one. Raises
-    :class:`ConfigError` (:class:`UnknownNameError` for an id) for a row that cannot be checked as it is meant.
+    ``row``: a mapping with ``instruction_id_list`` (or ``instruction_id``) and ``kwargs``, a list of one, or the text
+    of these, JSON or Python. Raises :class:`ConfigError` (:class:`UnknownNameError` for an id) for a row that cannot
+    be checked as it is meant.
     """
     if isinstance(row, str):
-        try:
-            row = json.loads(row)
-        except ValueError as error:
-            raise ConfigError(f"the instructions {row[:100]!r} are no JSON: {error}") from None
-    if not isinstance(row, Mapping) or _IDS not in row:
+        row = _parsed(row)
+    if _is_list(row) and len(row) == 1:
+        return read_instructions(row[0])
+    ids = row.get(_IDS, row.get(_RLVR_IDS)) if isinstance(row, Mapping) else None
+    if ids is None:
         raise ConfigError(f"instructions need {_IDS!r} and {_KWARGS!r}; there are {str(row)[:100]!r}")
-    ids, kwargs = row[_IDS], row.get(_KWARGS)
+    kwargs = row.get(_KWARGS)
     if not _is_list(ids) or not ids:
         raise ConfigError(f"{_IDS} must be a list of at least one id, not {str(ids)[:100]!r}")
     if kwargs is None:
@@ -45,6 +48,16 @@ def read_instructions(row: Any) -> list[tuple[str, Check]]:
     if not _is_list(kwargs) or len(kwargs) != len(ids):
         raise ConfigError(f"{_KWARGS} must be a list of {len(ids)} objects, one for each id, not {str(kwargs)[:100]!r}")
     return [(str(name), _read(name, arguments)) for name, arguments in zip(ids, kwargs, strict=True)]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            raise ConfigError(f"the instructions {text[:100]!r} are no JSON: {error}") from None
 
 
 def _is_list(value: Any) -> bool:
