@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -83,6 +85,8 @@ BIG_BYTES = 1 << 18
 """Longer bodies are parsed in a thread, so that the event loop is not blocked."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 MOST_ERRORS = 5
+MOST_ITEMS = 10_000
+"""Of a list or an object that is a field: pydantic would describe each of millions that do not fit, for seconds."""
 
 
 class BodyBudget:
@@ -153,6 +157,7 @@ async def read_json(request: Request, settings: Settings, hold: Callable[[int], 
 
 def fill(form: type[F], data: dict[str, Any]) -> F:
     """``data`` as ``form``. Raises :class:`Refusal` (422) that names each field that does not fit."""
+    check_sizes(data)
     try:
         return form.model_validate(data)
     except pydantic.ValidationError as error:
@@ -160,6 +165,13 @@ def fill(form: type[F], data: dict[str, Any]) -> F:
         told = [f"{'.'.join(str(p)[:80] for p in fault['loc']) or 'body'}: {fault['msg']}" for fault in faults]
         more = [f"and {len(told) - MOST_ERRORS} more"] if len(told) > MOST_ERRORS else []
         raise Refusal(422, "form", "; ".join([*told[:MOST_ERRORS], *more])) from error
+
+
+def check_sizes(fields: Mapping[str, Any]) -> None:
+    """Raise :class:`Refusal` (422) for too many fields, or one with too many entries."""
+    for name, value in itertools.chain([("the request", fields)], fields.items()):
+        if isinstance(value, (list, dict)) and len(value) > MOST_ITEMS:
+            raise Refusal(422, "too_many", f"{name[:80]} may have {MOST_ITEMS} entries, not {len(value)}")
 
 
 def check_code(source: str, settings: Settings, what: str = "code") -> str:
@@ -205,7 +217,11 @@ def parse_json(text: bytes | str, what: str) -> Any:
 
 
 def _parse(body: bytes) -> dict[str, Any]:
-    data = parse_json(body, "the body")
+    gc.disable()  # it would look at millions of new lists again and again, for seconds in which no other thread runs
+    try:
+        data = parse_json(body, "the body")
+    finally:
+        gc.enable()
     if not isinstance(data, dict):
         raise Refusal(422, "form", f"the body must be a JSON object, not {type(data).__name__}")
     return data
