@@ -137,6 +137,17 @@ def test_cells_together_show_up_to_a_bound(service: Running, monkeypatch: pytest
     assert sum(len(cell["stdout"]) for cell in cells) <= 1000
 
 
+def test_cases_together_show_up_to_a_bound(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandboxes.service.submit.MOST_SHOWN", 5000)
+    case = {"input": {"stdin": ""}, "output": {"stdout": "x" * 4000}}
+    config = {"dataset_type": "CommonOJDataset", "language": "python", "provided_data": {"test": [case] * 3}}
+    body = {"dataset": "d", "id": 1, "completion": "```python\nprint('x' * 4000)\n```", "config": config}
+    answer = service.post("/submit", body).json()
+    assert answer["accepted"]
+    shown = sorted(len(test["exec_info"]["run_result"]["stdout"]) for test in answer["tests"])
+    assert shown == [1000, 1000, 4001]
+
+
 def test_a_syntax_error_of_a_cell_shows_the_cell_only(service: Running) -> None:
     (cell,) = service.post("/run_jupyter", {"cells": ["def f(:"]}).json()["cells"]
     assert cell["stderr"].startswith('  File "<cell')
