@@ -228,6 +228,10 @@ def _run_cells(
                 taken = run(TAKE)
                 done[-1]["display"] = _displays(taken)
                 room -= len(taken.stdout)
+                if not taken.ok:
+                    why = f"cell {number} ended the interpreter, and what it held is lost"
+                    break
+                done[-1]["stderr"] += taken.stderr.decode("utf-8", "replace")
             if result.status in ("timeout", "memory", "output"):
                 # The interpreter is gone, so that later cells would run without what it held.
                 ended = "TimeLimitExceeded" if result.status == "timeout" else "Finished"

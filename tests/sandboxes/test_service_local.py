@@ -131,6 +131,24 @@ def test_collecting_displays_takes_no_longer_than_the_notebook_may(service: Runn
     assert answer["driver"]["execution_time"] < 10
 
 
+@pytest.mark.parametrize("ends", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_a_cell_that_ends_the_interpreter_ends_the_notebook(service: Running, ends: str) -> None:
+    answer = service.post("/run_jupyter", {"cells": ["x = 1", f"import os; {ends}", "print(x)"]}).json()
+    assert (answer["status"], answer["driver"]["return_code"], len(answer["cells"])) == ("Failed", 1, 2)
+    assert "cell 2 ended the interpreter" in answer["message"]
+
+
+def test_a_figure_that_cannot_be_drawn_costs_itself_only(service: Running) -> None:
+    fake = (
+        "import sys, types\nfigures = [1]\ndef figure(n): raise ValueError('bad text')\n"
+        "pyplot = types.SimpleNamespace(get_fignums=lambda: figures, figure=figure, close=lambda _: figures.clear())\n"
+        "sys.modules['matplotlib.pyplot'] = pyplot"
+    )
+    first, second = service.post("/run_jupyter", {"cells": [fake, "1"]}).json()["cells"]
+    assert "ValueError: bad text" in first["stderr"]
+    assert (second["stderr"], second["display"]) == ("", [{"text/plain": "1"}])
+
+
 def test_cells_together_show_up_to_a_bound(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandboxes.service.fusion.MOST_SHOWN", 1000)
     cells = service.post("/run_jupyter", {"cells": ["print('x' * 599)"] * 3}).json()["cells"]
