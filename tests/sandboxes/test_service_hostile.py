@@ -154,10 +154,10 @@ def test_a_surrogate_hidden_in_a_row_is_answered(service: Running) -> None:
     row = {"labels": {"programming_language": "python"}, "test": {"code": "#<INSERT>\n'\ud800'"}}
     body = {"dataset": "x", "id": 1, "completion": "```python\n1\n```", "config": {"provided_data": row}}
     body["config"]["dataset_type"] = "AutoEvalDataset"  # type: ignore[index]
-    assert _status(service, "/submit", json.dumps(body).encode())[0] == 422
+    assert _status(service, "/submit", json.dumps(body).encode())[0] == 400
     oj = {"test": [{"input": {"stdin": "\ud800"}, "output": {"stdout": "\ud800"}}]}
     body["config"] = {"provided_data": oj, "dataset_type": "CommonOJDataset", "language": "python"}
-    assert _status(service, "/submit", json.dumps(body).encode())[0] == 422
+    assert _status(service, "/submit", json.dumps(body).encode())[0] == 400
 
 
 @pytest.mark.parametrize(
