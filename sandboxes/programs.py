@@ -13,6 +13,8 @@ from roll_envs.sandbox import Language, Limits, Program
 from sandboxes.languages import BINARY, ROWS, check_language, check_room
 
 _MOST_FILES = 4096
+_FILES_PER_MB = 192
+"""Three quarters of what a file system of that size has room for; see ``inside.root.inodes``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +66,12 @@ def check_path(path: str, what: str) -> str:
     return short
 
 
+def _parents(name: str) -> list[str]:
+    """All folders on the way to a file."""
+    parts = name.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+
+
 def _environment(place: Place, extra: Mapping[str, str]) -> dict[str, str]:
     for name, value in extra.items():
         if not name or "=" in name or "\0" in name + value:
@@ -98,14 +106,19 @@ def _order(program: Program, limits: Limits, place: Place, command: Sequence[str
     source = program.source.encode("utf-8", "surrogatepass")
     main = ROWS[program.language].main
     files = {check_path(path, "files"): content for path, content in program.files.items()}
-    if main in files:
-        raise ConfigError(f"files: {main!r} is the name that the program's own source gets; choose another")
-    size = len(source) + sum(len(content) for content in files.values())
-    # A quarter is left for what the program writes.
-    if size > (limits.files_mb << 20) * 3 // 4 or len(files) > _MOST_FILES:
+    own = {main, BINARY} if ROWS[program.language].compile else {main}
+    for name in own & set(files):
+        raise ConfigError(f"files: {name!r} is the name of the program's own source or binary; choose another")
+    folders = {parent for name in files for parent in _parents(name)}
+    for name in sorted(folders & {*own, *files}):
+        raise ConfigError(f"files: {name!r} is a file, and the folder of another one; rename one of them")
+    # A file system of 4 KB pages; a quarter of it is left for what the program writes.
+    size = sum(-(-len(content) // 4096) * 4096 for content in (source, *files.values()))
+    count, most = len(files) + len(folders), min(_MOST_FILES, _FILES_PER_MB * limits.files_mb)
+    if size > (limits.files_mb << 20) * 3 // 4 or count > most:
         raise ConfigError(
-            f"source and files ({size} bytes, {len(files)} files) leave no room in files_mb={limits.files_mb}; "
-            f"raise it, or send less (at most {_MOST_FILES} files)"
+            f"source and files ({size} bytes, {count} files and folders) leave no room in files_mb={limits.files_mb}; "
+            f"raise it, or send less (at most {most} files and folders)"
         )
     head = {
         "main": main,

@@ -88,14 +88,17 @@ def fusion_program(form: RunCodeForm, pool: Pool, settings: Settings) -> tuple[P
         fetch=check_paths(form.fetch_files, settings, "fetch_files"),
         arguments=tuple(form.args),
     )
-    memory_mb = form.memory_limit_MB if form.memory_limit_MB > 0 else settings.default_memory_mb
     limits = Limits(
         wall_s=min(form.run_timeout, settings.max_run_s),
         compile_s=min(form.compile_timeout, settings.max_run_s),
-        memory_mb=min(memory_mb, settings.max_memory_mb),
+        memory_mb=_memory_mb(form, settings),
         output_bytes=settings.max_output_bytes,
     )
     return program, limits
+
+
+def _memory_mb(form: RunCodeForm | RunJupyterForm, settings: Settings) -> int:
+    return min(form.memory_limit_MB if form.memory_limit_MB > 0 else settings.default_memory_mb, settings.max_memory_mb)
 
 
 async def execute(pool: Pool, settings: Settings, program: Program, limits: Limits) -> dict[str, Any]:
@@ -149,6 +152,9 @@ def _why(result: RunResult) -> str:
 
 _TEXT = importlib.resources.files("sandboxes.service").joinpath("notebook.py").read_text(encoding="utf-8")
 PRELUDE = f"exec(compile({_TEXT + 'install()'!r}, '<notebook>', 'exec'), {{'__name__': 'notebook_displays'}})"
+MOST_SHOWN = 64 << 20
+"""Bytes of output and displays of all cells of a notebook, or of all cases of a submission; what is beyond is
+dropped."""
 TAKE = "__import__('notebook_displays').take()"
 
 
@@ -160,6 +166,7 @@ class RunJupyterForm(pydantic.BaseModel):
     cells: list[str]
     cell_timeout: float = pydantic.Field(default=0.0, ge=0)
     total_timeout: float = pydantic.Field(default=45.0, gt=0)
+    memory_limit_MB: int = -1
     kernel: Literal["python3"] = "python3"
     files: dict[str, str | None] = {}
     fetch_files: list[str] = []
@@ -178,7 +185,7 @@ async def run_jupyter(pool: Pool, settings: Settings, data: dict[str, Any]) -> A
     cell_s = min(form.cell_timeout or total_s, total_s, settings.max_run_s)
     limits = Limits(
         wall_s=cell_s,
-        memory_mb=min(settings.default_memory_mb, settings.max_memory_mb),
+        memory_mb=_memory_mb(form, settings),
         output_bytes=settings.max_output_bytes,
     )
 
@@ -199,20 +206,32 @@ def _run_cells(
     done: list[dict[str, Any]] = []
     ended = "Finished"
     why = ""
+    room = MOST_SHOWN
+
+    def run(source: str) -> RunResult:
+        wall_s = max(0.001, min(limits.wall_s, total_s - (time.monotonic() - started)))
+        bounded = replace(limits, wall_s=wall_s, output_bytes=max(0, min(limits.output_bytes, room)))
+        return explained(session.run(source, limits=bounded))
+
     with sandbox.session(limits=limits) as session:
         for path, content in files.items():
             session.upload(path, content)
-        explained(session.run(PRELUDE))
+        run(PRELUDE)
         for number, source in enumerate(form.cells, 1):
-            left_s = total_s - (time.monotonic() - started)
-            if left_s <= 0:
+            if time.monotonic() - started >= total_s:
                 ended, why = "TimeLimitExceeded", f"total_timeout was over before cell {number}"
                 break
-            wall_s = min(limits.wall_s, left_s)
-            result = explained(session.run(source, limits=replace(limits, wall_s=wall_s)))
+            result = run(source)
             done.append(_cell(result))
+            room -= len(result.stdout) + len(result.stderr)
             if result.status in ("ok", "error"):
-                done[-1]["display"] = _displays(explained(session.run(TAKE)))
+                taken = run(TAKE)
+                done[-1]["display"] = _displays(taken)
+                room -= len(taken.stdout)
+                if not taken.ok:
+                    why = f"cell {number} ended the interpreter, and what it held is lost"
+                    break
+                done[-1]["stderr"] += taken.stderr.decode("utf-8", "replace")
             if result.status in ("timeout", "memory", "output"):
                 # The interpreter is gone, so that later cells would run without what it held.
                 ended = "TimeLimitExceeded" if result.status == "timeout" else "Finished"
@@ -248,7 +267,8 @@ def _displays(result: RunResult) -> list[dict[str, Any]]:
     """What the session collected; nothing where a program has made that impossible, or it is too much to send."""
     try:
         found = json.loads(result.stdout) if result.ok else []
-    except ValueError:
+        json.dumps(found, allow_nan=False)  # NaN, which is no JSON, would make the whole answer none
+    except (ValueError, RecursionError):
         return []
     return found if isinstance(found, list) and all(isinstance(each, dict) for each in found) else []
 

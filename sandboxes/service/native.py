@@ -11,7 +11,7 @@ from typing import Any
 
 from roll_envs.errors import check_number, check_one_of, check_whole
 from roll_envs.sandbox import LANGUAGES, Limits, Program
-from sandboxes.service.messages import Answer, Refusal, check_code, check_paths
+from sandboxes.service.messages import Answer, Refusal, check_code, check_paths, check_sizes
 from sandboxes.service.pool import Pool
 from sandboxes.service.sessions import Sessions
 from sandboxes.service.settings import Settings
@@ -24,6 +24,8 @@ LONGEST_ARGUMENTS = 64 * 1024
 async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     """``{program, limits?, timeout_s?}`` -> ``{result}``. Raises :class:`Refusal` and what :meth:`Pool.run` raises."""
     limits = read_limits(data.get("limits"), settings)
+    if isinstance(data.get("program"), dict):
+        check_sizes(data["program"])
     program: Program = load(Program, data.get("program"), "program")
     _check(program, settings)
     started = time.monotonic()

@@ -13,6 +13,7 @@ import importlib.machinery
 import json
 import os
 import sys
+import traceback
 import types
 from typing import Any
 
@@ -65,14 +66,19 @@ def show(*_: Any, **__: Any) -> None:
     """Display all open figures, and close them; called by ``matplotlib.pyplot.show``."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is not None:
-        for number in pyplot.get_fignums():
-            display(pyplot.figure(number))
-        pyplot.close("all")
+        try:
+            for number in pyplot.get_fignums():
+                display(pyplot.figure(number))
+        finally:
+            pyplot.close("all")
 
 
 def take() -> None:
     """Print the displays since the last call as JSON."""
-    show()
+    try:
+        show()
+    except Exception:  # a figure that cannot be drawn
+        traceback.print_exc()
     print(json.dumps(_shown, default=repr))
     _shown.clear()
 

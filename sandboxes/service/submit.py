@@ -18,7 +18,7 @@ import pydantic
 from roll_envs.errors import SandboxError
 from roll_envs.verifiers.extract import FENCE_WORDS, fences
 from sandboxes.languages import FUSION_NAMES, FUSION_OF, ROWS
-from sandboxes.service.fusion import RunCodeForm, execute, fusion_program
+from sandboxes.service.fusion import MOST_SHOWN, RunCodeForm, execute, fusion_program
 from sandboxes.service.messages import Answer, Refusal, check_code, fill, parse_json
 from sandboxes.service.pool import Pool
 from sandboxes.service.settings import Settings
@@ -29,7 +29,8 @@ MARK = "#<INSERT>"
 AUTO_EVAL_TIMEOUTS_S = (40.0, 20.0)
 OJ_TIMEOUTS_S = (10.0, 20.0)
 SHOWN_CHARS = 1000
-"""Length at which inputs and outputs in ``test_info`` are cut, unless ``extra.return_full_case``."""
+"""Length at which inputs and outputs in ``test_info`` are cut, unless ``extra.return_full_case``; also those of
+programs once all cases have printed :data:`MOST_SHOWN`."""
 CLOSE_ENOUGH = 1e-5
 
 ALIASES = {alias: FUSION_OF.get(name, name) for name, aliases in FENCE_WORDS.items() for alias in aliases}
@@ -176,8 +177,10 @@ async def _common_oj(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
     run_all = bool(form.config.extra.get("run_all_cases"))
     enough = asyncio.Semaphore(pool.slots)
     wrong: list[int] = []
+    room = MOST_SHOWN
 
     async def run_case(number: int) -> dict[str, Any] | None:
+        nonlocal room
         stdin, wanted = pairs[number]
         async with enough:
             # Cases after the first wrong one are not reported, so they need not run.
@@ -187,6 +190,11 @@ async def _common_oj(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
         passed = ran["status"] == "Success" and same_output(ran["run_result"]["stdout"], wanted)
         if not passed:
             wrong.append(number)
+        for part in filter(None, (ran["compile_result"], ran["run_result"])):
+            for name in ("stdout", "stderr"):
+                room -= len(part[name])
+                if room < 0:
+                    part[name] = part[name][:SHOWN_CHARS]
         shown = [text if whole or len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..." for text in (stdin, wanted)]
         info = {"input": {"stdin": shown[0]}, "output": {"stdout": shown[1]}}
         return {"passed": passed, "exec_info": ran, "test_info": info}

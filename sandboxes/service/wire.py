@@ -69,9 +69,9 @@ def load(kind: Any, value: Any, where: str) -> Any:
 
 def _load_fields(kind: Any, given: Mapping[str, Any], where: str) -> Any:
     kinds = _kinds(kind)
-    unknown = sorted(set(given) - set(kinds)) if kind in (Program, Limits) else []
-    if unknown:
-        raise ConfigError(f"{where} has no field {unknown[0]!r}; known: {', '.join(kinds)}")
+    for name in given if kind in (Program, Limits) else ():
+        if name not in kinds:
+            raise ConfigError(f"{where} has no field {name!r}; known: {', '.join(kinds)}")
     for field in fields(kind):
         # A result without its output is not one of a program that printed nothing.
         needed = field.default is field.default_factory is MISSING or field.name in ("stdout", "stderr")

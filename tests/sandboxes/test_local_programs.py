@@ -275,6 +275,16 @@ def test_bad_requests_are_refused(sandbox: LocalSandbox) -> None:
         run(sandbox, "", files={"main.py": b""})
     with pytest.raises(ConfigError, match="files_mb=1"):
         run(sandbox, "", files={"a": bytes(2 << 20)}, limits=Limits(files_mb=1))
+    with pytest.raises(ConfigError, match="'a' is a file, and the folder of another"):
+        run(sandbox, "", files={"a/b": b"", "a": b""})
+    with pytest.raises(ConfigError, match=r"'main.py' is a file, and the folder"):
+        run(sandbox, "", files={"main.py/b": b""})
+    with pytest.raises(ConfigError, match=r"'\.main' is the name of the program's own"):
+        run(sandbox, "int main() {}", language="cpp", files={".main": b""})
+    few = Limits(files_mb=1)
+    with pytest.raises(ConfigError, match=r"301 files and folders.*at most 192"):
+        run(sandbox, "", files={f"d/{n}": b"" for n in range(300)}, limits=few)
+    assert run(sandbox, "print(1)", files={f"d/{n}": b"a" for n in range(180)}, limits=few).ok
     with pytest.raises(ConfigError, match="NUL"):
         run(sandbox, "", arguments=("a\0",))
     with pytest.raises(ConfigError, match="environ"):

@@ -135,8 +135,9 @@ def test_links_are_not_followed(session: SandboxSession) -> None:
     for path in ("etc/passwd", "s", "d/up/target", "pipe"):
         with pytest.raises(ConfigError, match="plain file"):
             session.download(path)
-    with pytest.raises(ConfigError, match="cannot be written"):
-        session.upload("etc/x", b"")
+    for path in ("etc/x", "target/x"):
+        with pytest.raises(ConfigError, match=r"cannot be written \(.*([Nn]ot a directory|Too many levels)"):
+            session.upload(path, b"")
     for name in ("s", "pipe", "hard"):
         session.upload(name, b"new")
         assert session.download(name) == b"new"

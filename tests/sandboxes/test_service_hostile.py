@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import socket
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service_fakes import FakeSandbox, Running, request_bytes, running
+
+from sandboxes.service import messages
 
 LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_code_bytes": 1 << 16, "max_files": 8, "max_cases": 20}
 POST_ROUTES = ["/run_code", "/run_jupyter", "/submit", "/v1/run", "/v1/sessions", "/v1/sessions/x/run"]
@@ -151,10 +154,10 @@ def test_a_surrogate_hidden_in_a_row_is_answered(service: Running) -> None:
     row = {"labels": {"programming_language": "python"}, "test": {"code": "#<INSERT>\n'\ud800'"}}
     body = {"dataset": "x", "id": 1, "completion": "```python\n1\n```", "config": {"provided_data": row}}
     body["config"]["dataset_type"] = "AutoEvalDataset"  # type: ignore[index]
-    assert _status(service, "/submit", json.dumps(body).encode())[0] == 422
+    assert _status(service, "/submit", json.dumps(body).encode())[0] == 400
     oj = {"test": [{"input": {"stdin": "\ud800"}, "output": {"stdout": "\ud800"}}]}
     body["config"] = {"provided_data": oj, "dataset_type": "CommonOJDataset", "language": "python"}
-    assert _status(service, "/submit", json.dumps(body).encode())[0] == 422
+    assert _status(service, "/submit", json.dumps(body).encode())[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -229,6 +232,34 @@ def test_no_body_makes_the_service_fail(service: Running, path: str, body: dict[
 
 
 # -- below HTTP --------------------------------------------------------------------------------------------------------
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/run_jupyter", {"cells": [1] * MANY}),
+        ("/run_code", {"code": "1", "language": "python", "files": {str(n): 1 for n in range(MANY)}}),
+        ("/judge", {"code": "1", "tests": ["assert 1"], **{str(n): 1 for n in range(MANY)}}),
+        ("/v1/run", {"program": {"source": "1", "fetch": ["a"] * MANY}}),
+        ("/v1/run", {"program": {"source": "1", **{str(n): 1 for n in range(MANY)}}}),
+    ],
+)
+def test_more_entries_than_any_request_has_are_refused_before_each_is_looked_at(path: str, body: Any) -> None:
+    with running(FakeSandbox) as service:
+        answer = service.post(path, body)
+    assert (answer.status_code, answer.json()["kind"]) == (422, "too_many")
+    assert f"{MANY}"[:5] in answer.json()["detail"]
+
+
+def test_the_garbage_collector_does_not_look_at_half_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(messages, "parse_json", lambda *_: seen.append(gc.isenabled()) or {})
+    with running(FakeSandbox) as service:
+        service.post("/run_code", {})
+    assert (seen, gc.isenabled()) == ([False], True)
 
 
 def test_a_body_that_says_it_is_too_long_is_refused_before_it_comes(service: Running) -> None:

@@ -110,6 +110,67 @@ def test_notebooks_and_sessions(service: Running) -> None:
         assert session.run("print('x' in dir())").stdout == b"False\n"
 
 
+def test_a_notebook_has_the_memory_that_was_asked_for(service: Running) -> None:
+    body = {"cells": ["x = bytearray(300 << 20)"], "memory_limit_MB": 128}
+    answer = service.post("/run_jupyter", body).json()
+    assert (answer["status"], answer["cells"][0]["error"][0]["ename"]) == ("Failed", "memory")
+    assert service.post("/run_jupyter", {**body, "memory_limit_MB": -1}).json()["status"] == "Success"
+
+
+@pytest.mark.parametrize("form", ["float('nan')", "float('inf')"])
+def test_a_display_that_is_no_json_costs_itself_only(service: Running, form: str) -> None:
+    shows = f"class A:\n    def _repr_json_(self): return {form}\nA()"
+    answer = service.post("/run_jupyter", {"cells": [shows, "1"]})
+    assert answer.status_code == 200
+    assert [cell["display"] for cell in answer.json()["cells"]] == [[], [{"text/plain": "1"}]]
+
+
+def test_collecting_displays_takes_no_longer_than_the_notebook_may(service: Running) -> None:
+    hangs = "import sys, time; sys.modules['notebook_displays'].take = lambda: time.sleep(60)"
+    answer = service.post("/run_jupyter", {"cells": [hangs], "total_timeout": 1}).json()
+    assert answer["driver"]["execution_time"] < 10
+
+
+@pytest.mark.parametrize("ends", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_a_cell_that_ends_the_interpreter_ends_the_notebook(service: Running, ends: str) -> None:
+    answer = service.post("/run_jupyter", {"cells": ["x = 1", f"import os; {ends}", "print(x)"]}).json()
+    assert (answer["status"], answer["driver"]["return_code"], len(answer["cells"])) == ("Failed", 1, 2)
+    assert "cell 2 ended the interpreter" in answer["message"]
+
+
+def test_a_figure_that_cannot_be_drawn_costs_itself_only(service: Running) -> None:
+    fake = (
+        "import sys, types\nfigures = [1]\ndef figure(n): raise ValueError('bad text')\n"
+        "pyplot = types.SimpleNamespace(get_fignums=lambda: figures, figure=figure, close=lambda _: figures.clear())\n"
+        "sys.modules['matplotlib.pyplot'] = pyplot"
+    )
+    first, second = service.post("/run_jupyter", {"cells": [fake, "1"]}).json()["cells"]
+    assert "ValueError: bad text" in first["stderr"]
+    assert (second["stderr"], second["display"]) == ("", [{"text/plain": "1"}])
+
+
+def test_cells_together_show_up_to_a_bound(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandboxes.service.fusion.MOST_SHOWN", 1000)
+    cells = service.post("/run_jupyter", {"cells": ["print('x' * 599)"] * 3}).json()["cells"]
+    assert sum(len(cell["stdout"]) for cell in cells) <= 1000
+
+
+def test_cases_together_show_up_to_a_bound(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandboxes.service.submit.MOST_SHOWN", 5000)
+    case = {"input": {"stdin": ""}, "output": {"stdout": "x" * 4000}}
+    config = {"dataset_type": "CommonOJDataset", "language": "python", "provided_data": {"test": [case] * 3}}
+    body = {"dataset": "d", "id": 1, "completion": "```python\nprint('x' * 4000)\n```", "config": config}
+    answer = service.post("/submit", body).json()
+    assert answer["accepted"]
+    shown = sorted(len(test["exec_info"]["run_result"]["stdout"]) for test in answer["tests"])
+    assert shown == [1000, 1000, 4001]
+
+
+def test_a_syntax_error_of_a_cell_shows_the_cell_only(service: Running) -> None:
+    (cell,) = service.post("/run_jupyter", {"cells": ["def f(:"]}).json()["cells"]
+    assert cell["stderr"].startswith('  File "<cell')
+
+
 def test_cells_display_what_jupyter_would() -> None:
     pytest.importorskip("pandas")
     pytest.importorskip("matplotlib")

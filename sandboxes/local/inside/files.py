@@ -50,7 +50,9 @@ def replace_file(folder: int, name: str, content: int, owner: int) -> None:
     here = os.dup(folder)
     try:
         for part in parents:
-            here = _enter(here, part, owner)
+            inner = _enter(here, part, owner)
+            os.close(here)
+            here = inner
         place = f".upload-{os.urandom(8).hex()}"
         fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=here)
         try:
@@ -71,16 +73,13 @@ def replace_file(folder: int, name: str, content: int, owner: int) -> None:
 
 
 def _enter(folder: int, part: str, owner: int) -> int:
-    """The folder ``part`` in ``folder``, made where it is missing; ``folder`` is closed."""
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(part, 0o755, dir_fd=folder)
-            if owner != os.geteuid():
-                # A program may put a link in its place at any time: it is not followed here, and refused below.
-                os.chown(part, owner, owner, dir_fd=folder, follow_symlinks=False)
-        return kernel.open_beneath(folder, part, os.O_RDONLY | os.O_DIRECTORY)
-    finally:
-        os.close(folder)
+    """The folder ``part`` in ``folder``, made where it is missing."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(part, 0o755, dir_fd=folder)
+        if owner != os.geteuid():
+            # A program may put a link in its place at any time: it is not followed here, and refused below.
+            os.chown(part, owner, owner, dir_fd=folder, follow_symlinks=False)
+    return kernel.open_beneath(folder, part, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def wipe(folder: str) -> None:

@@ -248,7 +248,9 @@ def run_cell(source: str, name: str, namespace: dict[str, Any]) -> int:
     # So that tracebacks show lines of cells; an entry without a time (None) is not looked for on disk.
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     try:
-        tree = ast.parse(source, name)
+        # Not ast.parse(), whose frame would be in the traceback of a syntax error.
+        tree = compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        assert isinstance(tree, ast.Module)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         # dont_inherit: without this module's own `from __future__` imports.
         exec(compile(tree, name, "exec", dont_inherit=True), namespace)
