@@ -259,7 +259,8 @@ def _round(a: Number, digits: Number = Fraction(0)) -> Number:
         raise CalculatorError(f"round takes up to {MAX_DIGITS} digits")
     # Decimals are made exact first, so that a half is seen as a half.
     shifted = Fraction(a) * Fraction(10) ** places
-    return Fraction(math.copysign(1, shifted)) * math.floor(abs(shifted) + Fraction(1, 2)) / Fraction(10) ** places
+    rounded = math.floor(abs(shifted) + Fraction(1, 2))
+    return (rounded if shifted >= 0 else -rounded) / Fraction(10) ** places
 
 
 def _counted(function: Callable[[int, int], int], name: str) -> Callable[[Number, Number], Number]:

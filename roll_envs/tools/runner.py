@@ -43,16 +43,18 @@ class ToolRunner:
             tool.open()
 
     def close(self) -> None:
-        """End the episode; tools free what they hold."""
-        for tool in self.tools.values():
-            tool.close()
+        """End the episode; tools free what they hold, also when one of them raises."""
+        self._each(lambda tool: tool.close())
 
     def dispose(self) -> None:
         """Dispose of all tools, also when one of them raises."""
+        self._each(lambda tool: tool.dispose())
+
+    def _each(self, act: Callable[[Tool], None]) -> None:
         errors = []
         for tool in self.tools.values():
             try:
-                tool.dispose()
+                act(tool)
             except Exception as error:  # a tool of another package may raise anything
                 errors.append(error)
         if errors:
@@ -108,6 +110,8 @@ class ToolRunner:
         def work() -> None:
             try:
                 outcome.append(tool.call(call.arguments, deadline_s=deadline_s))
+            except KeyboardInterrupt:  # the user's, during a quick tool
+                raise
             except BaseException as error:  # raised again in the caller's thread
                 outcome.append(error)
 

@@ -44,6 +44,7 @@ from roll_envs.tools.calculator import MAX_EXPRESSION_CHARS, CalculatorError
         ("sqrt(2)", "about 1.4142135623731"),
         ("round(2.5) + round(-2.5)", "0"),
         ("round(1.005, 2)", "1.01"),
+        ("round(-10 ** 400) + 10 ** 400", "0"),
         ("floor(-1.5) * ceil(1.5)", "-4"),
         ("max(1, 22 / 7, pi)", "22/7"),
         ("min(3, e)", "about 2.71828182845905"),

@@ -193,6 +193,25 @@ def test_qwen_coder_reads_values_by_the_schema() -> None:
     assert odd == ToolCall(name="add", arguments={"a": "one"})  # the check of arguments says that a number is wanted
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, 5),
+        ({"$ref": "#/$defs/count"}, 5),
+        ({"enum": [5, 6]}, 5),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "5"),
+        ({"enum": ["5", 5]}, "5"),
+        ({}, "5"),
+    ],
+)
+def test_qwen_coder_reads_values_by_a_schema_without_a_type_of_its_own(schema: dict[str, Any], value: Any) -> None:
+    defined = {"count": {"type": "integer"}}
+    parameters = {"type": "object", "properties": {"n": schema}, "required": ["n", "m"], "$defs": defined}
+    specs = {"f": ToolSpec(name="f", description="", parameters=parameters)}
+    (found,) = TOOL_FORMATS["qwen3-coder"].parse("<function=f><parameter=n>5</parameter></function>", specs)
+    assert found == ToolCall(name="f", arguments={"n": value})
+
+
 def test_a_closing_tag_in_a_value() -> None:
     text = "print('</tool_call>')"
     call = ToolCall(name="echo", arguments={"text": text})

@@ -91,6 +91,27 @@ def test_a_tool_that_hangs_is_left_behind() -> None:
     tool.let_go.set()
 
 
+@pytest.mark.parametrize("end", ["close", "dispose"])
+def test_a_tool_that_cannot_be_closed_leaves_no_other_open(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools, ended = (OddTool(how="text"), CountTool()), []
+    monkeypatch.setattr(tools[0], end, lambda: 1 / 0)
+    monkeypatch.setattr(tools[1], end, lambda: ended.append("count"))
+    with pytest.raises(ZeroDivisionError):
+        getattr(_runner(*tools), end)()
+    assert ended == ["count"]
+
+
+def test_an_interrupt_during_a_quick_tool_is_the_users() -> None:
+    class Interrupted(CountTool):
+        quick = True
+
+        def call(self, arguments: Any, *, deadline_s: float) -> ToolResult:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _runner(Interrupted()).run([COUNT])
+
+
 def test_a_result_may_not_be_empty() -> None:
     with pytest.raises(ValueError, match="needs a text"):
         ToolResult(text=" \n")

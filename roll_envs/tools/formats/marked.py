@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from roll_envs.tools.arguments import check_arguments
 from roll_envs.tools.formats.forms import Form
 from roll_envs.tools.formats.reading import Call, call_of, calls_of_list, clip, read_json, read_whole_json, skip_space
 from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
@@ -72,7 +73,11 @@ def _value_of(raw: str, spec: ToolSpec | None, key: str) -> Any:
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     # The templates put one newline on either side of a value.
     text = raw.removeprefix("\n").removesuffix("\n")
-    if kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind):
+    if not isinstance(schema, Mapping) or kind == "string" or (isinstance(kind, list) and "string" in kind):
         return text
     read = read_whole_json(text)
+    if spec is not None and kind is None and not read.problem:  # the types are in anyOf, a reference, or an enum
+        parameters = {**spec.parameters, "required": []}
+        if not check_arguments({key: text}, parameters) or check_arguments({key: read.value}, parameters):
+            return text
     return text if read.problem else read.value
