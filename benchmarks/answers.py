@@ -2,8 +2,9 @@
 
     python benchmarks/answers.py [--each N] [--seed N]
 
-The replies are those of the tests, with other contents for another seed. "other" counts replies that were read as an
-answer that they do not give; the rest of those not read gave none.
+The replies are those of the tests, with other contents for another seed, and three sets of ``written_replies_*.tsv``,
+each written by somebody who had seen neither the rules nor the other sets. "other" counts replies that were read as an
+answer that they do not give, also of those that give none; the rest of those not read gave none.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "roll_envs"))
+TESTS = Path(__file__).resolve().parents[1] / "tests" / "roll_envs"
+sys.path.insert(0, str(TESTS))
 
 from answer_replies import replies
 
-from roll_envs.verifiers import Score, make_verifier
+from roll_envs.verifiers import Score, Verifier, make_verifier
 from roll_envs.verifiers.choice import read_choice
 from roll_envs.verifiers.mathematics.final import final_expression
 
@@ -43,6 +45,30 @@ def main() -> None:
     for kind in count:
         print(f"| {kind} | {count[kind]} | {read[kind]} | {other[kind]} |")
     print(f"| all | {count.total()} | {read.total()} ({read.total() / count.total():.1%}) | {other.total()} |")
+    print("\n| set | replies | read | other |\n|---|---|---|---|")
+    for path in sorted(TESTS.glob("written_replies_*.tsv")):
+        for task in ("choice", "math"):
+            found = [read_written(one, math) for one in written(path) if one[0] == task]
+            right, wrong = found.count("right"), found.count("other")
+            print(f"| {path.stem[-1]}, {task} | {len(found)} | {right} ({right / len(found):.1%}) | {wrong} |")
+
+
+def written(path: Path) -> list[list[str]]:
+    """The rows of a set: the task, the answer (after ``!`` one that is not given), the reply, texts of options."""
+    return [line.replace("\\n", "\n").split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def read_written(row: list[str], math: Verifier) -> str:
+    """Whether a reply is read as its label says, as another answer, or as none."""
+    task, answer, text, *options = row
+    if task == "choice":
+        letters = read_choice(text, "ABCDE", options[0].split("|") if options else ())
+        right = letters == frozenset(answer) if answer else len(letters) != 1
+        return "right" if right else "other" if len(letters) == 1 else "none"
+    verdict = math(text, answer.removeprefix("!"))
+    if isinstance(verdict, Score) and verdict.passed != answer.startswith("!"):
+        return "right"
+    return "other" if final_expression(text) else "none"
 
 
 if __name__ == "__main__":
