@@ -14,14 +14,15 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1] / "tests" / "roll_envs"
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "roll_envs"))
 
 from answer_replies import replies
 
 from roll_envs.verifiers import Score, Verifier, make_verifier
 from roll_envs.verifiers.choice import read_choice
 from roll_envs.verifiers.mathematics.final import final_expression
+
+TESTS = Path(__file__).resolve().parents[1] / "tests" / "roll_envs"
 
 
 def main() -> None:

@@ -61,10 +61,15 @@ _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 # -- what is said of letters -------------------------------------------------------------------------------------------
 
 # "not B", "neither A nor B", "rather than option C".
-_NO = _any("not never neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es")
-_ABOUT = _any("be to an? the choose pick select say go going with options? choices? answers? letters? statements? is")
+_NO = _any(
+    "not never neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es "
+    "runner-up second[_-](?:choice|best)"
+)
+_ABOUT = _any(
+    "would be to an? the choose pick select say go going with options? choices? answers? letters? statements? is"
+)
 _DENIED = re.compile(
-    rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}}) ?"
+    rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})[: ]{{0,2}}"
     rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)"
 )
 _IS = _any("is are was must_be has_to_be would_be should_be appears_to_be seems(?:_to_be)? looks sounds ist est es è é")
@@ -116,16 +121,35 @@ _SO = re.compile(
     rf"|(?:^(?:\d+[.)] )?|[.!?:;,…] ?)(?i:{_NAMED})({_GROUP})[.!…]*$",
     re.MULTILINE,
 )
+# A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
+_BEFORE = _any(
+    "is it's its only in with for to of on under as at by that what makes? gives? says? me then so also from nur это "
+    "options? choices? answers? letters? statements? opción alternativa option réponse"
+)
+_FOLLOWED = _any("is was does has says tells stands itself because since as in for due then maybe") + r"\b"
+_MENTIONED = re.compile(
+    rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?<!\bA)(?! (?!{_FOLLOWED})[a-zа-яёçğşıöü])"
+    rf"|(?:^|[,:;] |\b(?i:{_BEFORE}) )(A)(?= {_FOLLOWED}| ?[(),.;:!?]|\W*$)"
+)
+_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 _LAST_WORD = re.compile(r"(?<![A-Za-zΑ-ω0-9])[(\[](?:option |choice )?([A-Z])[)\]][.!]?$", re.MULTILINE)
 
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
-_SUPPOSED = re.compile(r"\b(?:if(?! i had)|whether|suppose|assum\w+|unless|(?<!\bis )why|how)\b", re.IGNORECASE)
+_SUPPOSED = re.compile(
+    r"\b(?:if(?! i had)|whether|suppose|assum\w+|unless|(?<!\bis )why|how)\b|无法|是否", re.IGNORECASE
+)
 _DOUBT = _any(
     "doubt unclear unsure nobody no_one wrong_to may maybe perhaps possibly might could initially at_first was_going "
     "common tempt\\w+ many some often people others"
 )
 _UNSURE = re.compile(
     rf"\b{_DOUBT}\b|(?:\bnot|n['’]t) (?:think|believe|say|know|mean|clear|sure|certain|true that)\b",
+    re.IGNORECASE,
+)
+_ALL_OF = re.compile(rf"{_LETTER} ?(?:to|through|[–-]) ?{_LETTER}")
+_NO_CHOICE = re.compile(  # a sentence that denies a letter, or only looks at it
+    r"\b(?:wrong|incorrect|false|out|fails?|too|reject\w*|eliminat\w+|neither|no|plausible|possible|tempting|consider\w*"
+    r"|look\w*|examin\w+|letter)\b|n['’]t\b|✗|✘|❌",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
@@ -199,7 +223,7 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     if boxes:
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()
-    bare = _bare(text)
+    bare = _ALL_OF.sub("…", _bare(text))
     denials = [(match.start(), _named(match[1])) for match in _DENIED.finditer(bare)]
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
     if "\n" not in bare and len(bare.split()) <= 3 and (whole := _committed(bare, letters, options)):
@@ -217,7 +241,19 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         left = frozenset().union(*kept) - frozenset().union(*(denied for _, denied in denials))
         if len(left) == 1 and left <= set(letters):
             return left
-    return frozenset()
+    return _only_one_left(bare, denials) & set(letters)
+
+
+def _only_one_left(text: str, denials: Sequence[tuple[int, frozenset[str]]]) -> frozenset[str]:
+    """The only letter that the last sentence speaks of and does not deny."""
+    sentences = [sentence for sentence in _SENTENCES.split(text) if sentence.strip()]
+    last = sentences[-1].rstrip(" .!") if sentences else ""
+    if _lists_options(text) or not _asserted(last, 0, len(last)) or "?" in last or _NO_CHOICE.search(last):
+        return frozenset()
+    found = frozenset().union(*(_named(match[match.lastindex or 0]) for match in _MENTIONED.finditer(last)))
+    denied = frozenset().union(*(letters for _, letters in denials))
+    spoken_of = _named("".join(re.findall(_LETTER, last))) - denied
+    return found if len(found) == 1 and found == spoken_of else frozenset()
 
 
 def _statements(text: str, letters: str, options: Sequence[str]) -> list[tuple[int, frozenset[str]]]:

@@ -71,6 +71,11 @@ _FULL_WIDTH = str.maketrans("：，；（）［］＝％？！０１２３４５
 _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNORECASE)
 
 
+# A base model goes on with a question of its own after its answer.
+_NEXT = re.compile(r"\n\s*\n(?:#+\s*\n\s*)?(?:Q|Question|Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]")
+_SHORT_ANSWER = re.compile(r"\W{0,3}(?:[A-J]\b|-?[$\d])[^\n]{0,20}")
+
+
 class Announced(NamedTuple):
     """What follows "the answer is", to the end of its line, and where it begins."""
 
@@ -115,6 +120,10 @@ def reply(text: str) -> str:
         if start >= 0 or end >= 0:  # one that was cut off reaches to the end; a prompt may have opened one
             text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
             break
+    following = _NEXT.search(text)
+    answered = text[: following.start()] if following else ""
+    if _SHORT_ANSWER.fullmatch(answered.strip()) or boxed(answered) or announced(answered):
+        text = answered
     return _in_json(text) or _TOKENS.sub("\n", text)
 
 

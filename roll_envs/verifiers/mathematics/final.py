@@ -42,7 +42,14 @@ _SHARE_OF = re.compile(
 )
 _BECAUSE = re.compile(r"(?<=\w),?\s(?:because|since|as)\s")
 # What an answer is said not to be: "9, not 8", "9 rather than 8", "not 8 but 9".
-_CONTRAST = re.compile(r",?\s\(?(?:and not|not|n't|rather than|instead of)\s[-$]{0,3}\d[\d.,/]{0,20}\)?(?:\sbut\b)?")
+_CONTRAST = re.compile(
+    r",?\s\(?(?:and not|not|n't|rather than|instead of)\s(?:the\s(?:[a-z]+\s)?)?[-\\$€£]{0,3}\d[\d.,/]{0,20}\)?"
+    r"(?:\sbut\b)?"
+)
+# "x = 4. Check: 3 * 4 = 12": what verifies an answer holds other numbers.
+_CHECKED = re.compile(
+    r"(?<=[\d.)}$*])\s*\n\W{0,4}(?:Check|Verification|Verify|Checking|Sanity check)\b\W{0,3}[: ].*", re.DOTALL
+)
 _ABOVE = re.compile(r"([^\n]{0,80}\d[^\n]{0,40})\n\s?(?:Explanation|Reason(?:ing)?|Justification|Confidence)\b")
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|qed)\b\$?")
 # "the vertex is at (3, -2)", "which gives us 9": verbs before the answer of a sentence.
@@ -97,7 +104,7 @@ def _unboxed(text: str) -> str:
     phrase = answer_phrase(text)
     if phrase:
         return _result(_from_phrase(phrase))
-    text = _END_OF_PROOF.sub("", text).strip()
+    text = _CHECKED.sub("", _END_OF_PROOF.sub("", text)).strip()
     above = _ABOVE.match(text)
     text = above[1] if above else text
     lead = _LEAD.match(text)
