@@ -128,7 +128,7 @@ def _plan_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the file")
-    whole, positive = number(int, 1), number(float, 0)
+    whole, positive, share = number(int, 1), number(float, 0, above=True), number(float, 0, above=True, most=1)
     parser.add_argument("--nodes", type=whole, default=1, metavar="N", help="machines (default: 1)")
     parser.add_argument("--gpus", type=whole, default=8, metavar="N", help="GPUs of each (default: 8)")
     parser.add_argument("--cpus", type=whole, default=64, metavar="N", help="processors of each (default: 64)")
@@ -138,7 +138,7 @@ def _plan_parser() -> argparse.ArgumentParser:
         "--tflops", type=positive, default=989.0, metavar="F", help="peak of a GPU (default: an H100's)"
     )
     parser.add_argument("--gib-s", type=positive, default=3100.0, metavar="B", help="its memory's bandwidth")
-    parser.add_argument("--mfu", type=positive, default=0.35, metavar="S", help="share of the peak that is reached")
+    parser.add_argument("--mfu", type=share, default=0.35, metavar="S", help="share of the peak that is reached")
     parser.add_argument("--tokens", type=whole, metavar="T", help="of a step (default: half of the longest episodes)")
     return parser
 

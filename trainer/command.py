@@ -49,14 +49,18 @@ def _complain(command: str, message: str) -> int:
     return MISTAKE
 
 
-def number(kind: type[int] | type[float], least: int) -> Callable[[str], float]:
-    """A reader of numbers of at least so much for argparse."""
+def number(
+    kind: type[int] | type[float], least: int, *, above: bool = False, most: int | None = None
+) -> Callable[[str], float]:
+    """A reader of numbers for argparse: of at least so much, or above it, and at most so much."""
 
     def read(text: str) -> float:
         with contextlib.suppress(ValueError):
-            if least <= (value := kind(text)) < float("inf"):
+            value = kind(text)
+            if least <= value < float("inf") and not (above and value == least) and (most is None or value <= most):
                 return value
         whole = "whole number" if kind is int else "number"
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole} of {least} or more")
+        bounds = (f"above {least}" if above else f"of {least} or more") + ("" if most is None else f", at most {most}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole} {bounds}")
 
     return read

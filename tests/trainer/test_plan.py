@@ -263,3 +263,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the planned cluster has 2" in capsys.readouterr().err
     assert main([*given[:2], "--nodes", "2", "--gpus", "1", "cluster=ray", "placement.learner.ranks=2"]) == 0
     assert "node 1, GPU 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("option", "value"), [("--mfu", "0"), ("--mfu", "5"), ("--tflops", "0"), ("--gib-s", "0")])
+def test_numbers_of_a_cluster_that_cannot_be(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "configs/frozenlake_tiny.yaml", option, value])
+    assert f"{option}: '{value}' is not a number above 0" in capsys.readouterr().err
