@@ -153,8 +153,8 @@ def _why(result: RunResult) -> str:
 _TEXT = importlib.resources.files("sandboxes.service").joinpath("notebook.py").read_text(encoding="utf-8")
 PRELUDE = f"exec(compile({_TEXT + 'install()'!r}, '<notebook>', 'exec'), {{'__name__': 'notebook_displays'}})"
 MOST_SHOWN = 64 << 20
-"""Bytes of output and displays of all cells of a notebook, or of all cases of a submission; what is beyond is
-dropped."""
+"""Bytes of output and displays of all cells of a notebook, where what is beyond is dropped, or of all cases of a
+submission, where it is cut short."""
 TAKE = "__import__('notebook_displays').take()"
 
 
