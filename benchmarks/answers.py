@@ -16,13 +16,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "roll_envs"))
 
-from answer_replies import replies
+from answer_replies import read_as, replies, written
 
-from roll_envs.verifiers import Score, Verifier, make_verifier
+from roll_envs.verifiers import Score, make_verifier
 from roll_envs.verifiers.choice import read_choice
 from roll_envs.verifiers.mathematics.final import final_expression
-
-TESTS = Path(__file__).resolve().parents[1] / "tests" / "roll_envs"
 
 
 def main() -> None:
@@ -47,29 +45,11 @@ def main() -> None:
         print(f"| {kind} | {count[kind]} | {read[kind]} | {other[kind]} |")
     print(f"| all | {count.total()} | {read.total()} ({read.total() / count.total():.1%}) | {other.total()} |")
     print("\n| set | replies | read | other |\n|---|---|---|---|")
-    for path in sorted(TESTS.glob("written_replies_*.tsv")):
+    for name in "abc":
         for task in ("choice", "math"):
-            found = [read_written(one, math) for one in written(path) if one[0] == task]
+            found = [read_as(one, math) for one in written(f"written_replies_{name}.tsv") if one.task == task]
             right, wrong = found.count("right"), found.count("other")
-            print(f"| {path.stem[-1]}, {task} | {len(found)} | {right} ({right / len(found):.1%}) | {wrong} |")
-
-
-def written(path: Path) -> list[list[str]]:
-    """The rows of a set: the task, the answer (after ``!`` one that is not given), the reply, texts of options."""
-    return [line.replace("\\n", "\n").split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def read_written(row: list[str], math: Verifier) -> str:
-    """Whether a reply is read as its label says, as another answer, or as none."""
-    task, answer, text, *options = row
-    if task == "choice":
-        letters = read_choice(text, "ABCDE", options[0].split("|") if options else ())
-        right = letters == frozenset(answer) if answer else len(letters) != 1
-        return "right" if right else "other" if len(letters) == 1 else "none"
-    verdict = math(text, answer.removeprefix("!"))
-    if isinstance(verdict, Score) and verdict.passed != answer.startswith("!"):
-        return "right"
-    return "other" if final_expression(text) else "none"
+            print(f"| {name}, {task} | {len(found)} | {right} ({right / len(found):.1%}) | {wrong} |")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,12 @@ may hold ``{w}`` and ``{v}`` (two other answers that occur on the way). Labels f
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from roll_envs.verifiers import Score, Verifier
+from roll_envs.verifiers.choice import read_choice
+from roll_envs.verifiers.mathematics.final import final_expression
 
 
 class Reply(NamedTuple):
@@ -132,3 +137,34 @@ def replies(each: int = 9, seed: int = 7) -> list[Reply]:
                             a = rng.choice([f"{a}.5", f"-{a}", f"1,{rng.randint(100, 999)}", f"{a}/1009"])
                     found.append(Reply(kind, task, text.format(a=a, w=w, v=v), a))
     return found
+
+
+class Written(NamedTuple):
+    """A reply of a file of them: its task, the answer that it gives (none, or after ``!`` one that it does not give),
+    and the texts of the options of a choice."""
+
+    task: str
+    answer: str
+    text: str
+    options: tuple[str, ...]
+
+
+def written(name: str) -> list[Written]:
+    """The replies of a file beside this one: columns by tabs, the last one of options joined by ``|``."""
+    found = []
+    for line in (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines():
+        task, answer, text, *options = line.replace("\\n", "\n").split("\t")
+        found.append(Written(task, answer, text, tuple(options[0].split("|")) if options else ()))
+    return found
+
+
+def read_as(one: Written, math: Verifier) -> Literal["right", "other", "none"]:
+    """Whether a reply is read as it is meant, as an answer that it does not give, or as none."""
+    if one.task == "choice":
+        letters = read_choice(one.text, "ABCDE", one.options)
+        right, something = letters == frozenset(one.answer) if one.answer else len(letters) != 1, bool(letters)
+    else:
+        verdict = math(one.text, one.answer.removeprefix("!"))
+        right = isinstance(verdict, Score) and verdict.passed != one.answer.startswith("!")
+        something = bool(final_expression(one.text))
+    return "right" if right else "other" if something else "none"
