@@ -146,6 +146,7 @@ _UNSURE = re.compile(
     rf"\b{_DOUBT}\b|(?:\bnot|n['’]t) (?:think|believe|say|know|mean|clear|sure|certain|true that)\b",
     re.IGNORECASE,
 )
+# "options A to D" are all of them, and none is chosen.
 _ALL_OF = re.compile(rf"{_LETTER} ?(?:to|through|[–-]) ?{_LETTER}")
 _NO_CHOICE = re.compile(  # a sentence that denies a letter, or only looks at it
     r"\b(?:wrong|incorrect|false|out|fails?|too|reject\w*|eliminat\w+|neither|no|plausible|possible|tempting|consider\w*"
