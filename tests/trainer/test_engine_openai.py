@@ -93,6 +93,11 @@ def test_a_prompt_becomes_messages_and_the_answer_ids() -> None:
         engine.health()
 
 
+def test_half_a_character_is_none_in_an_answer() -> None:
+    with serve("\ud83d Right") as api, engine_at(api) as engine:
+        assert TEXT.decode(ask(engine).ids) == "\ufffd Right"
+
+
 def test_a_conversation_continues_to_the_letter() -> None:
     with serve(lambda body: body["messages"][-1]["content"].upper()) as api, engine_at(api) as engine:
         prompt = TEXT.render([Message(role="user", content="a\x00b")])
@@ -293,7 +298,7 @@ def test_missing_settings_are_told(tmp_path: Path) -> None:
     assert "the key 'engine.model' is missing" in str(error.value)
 
 
-def test_a_server_that_is_not_there_or_broken_is_told_at_once() -> None:
+def test_a_server_that_is_not_there_or_broken_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as bound:  # nobody listens
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
@@ -303,6 +308,14 @@ def test_a_server_that_is_not_there_or_broken_is_told_at_once() -> None:
         make_engine(None, EngineConfig(name="openai", url=api.url, model="m"))
     with serve(faults=["503", "half"]) as api:  # it comes up just now
         make_engine(None, EngineConfig(name="openai", url=api.url, model="m")).close()
+    with serve(faults=["429"] * 5) as api:
+        make_engine(None, EngineConfig(name="openai", url=api.url, model="m")).close()
+    monkeypatch.setattr(openai_engine, "_GREETING_S", 1.0)
+    with (
+        serve(faults=["later"]) as api,
+        pytest.raises(EngineError, match=r"1 tries .*429.*it is busy: try again later"),
+    ):
+        make_engine(None, EngineConfig(name="openai", url=api.url, model="m"))
 
 
 def test_a_refusal_of_the_first_request_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,6 +331,8 @@ def test_a_refusal_of_the_first_request_says_what_to_do(monkeypatch: pytest.Monk
         said = refused(api)
         assert "400: busy" in said
         assert "engine.body={NAME: null}; a model without a chat template" in said
+    with serve(faults=["redirect"]) as api:
+        assert "307: it is at /elsewhere; check engine.url" in refused(api)
     with serve(key=KEY) as api:
         assert "say in engine.api_key_env which environment variable" in refused(api)
         assert "is not set" in refused(api, api_key_env="ROLL_TEST_KEY")

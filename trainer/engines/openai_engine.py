@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -22,14 +24,14 @@ from roll_envs.policy import CharRenderer
 from roll_envs.types import Completion, FinishReason, Message, SamplingParams
 from trainer.engines import Engine, check_request
 from trainer.engines.openai import OpenAISettings
-from trainer.engines.server import ServerClient, ServerFaultError, ServerRefusalError
+from trainer.engines.server import ServerBusyError, ServerClient, ServerFaultError, ServerRefusalError
 
 _TEXT = CharRenderer()
 _GREETING = Message(role="user", content="Say OK.")
 _GREETINGS = 3
 """So many tries of the first request, half a second apart, before a server that fails is taken for none."""
 _GREETING_S, _LIST_S = 60.0, 10.0
-"""Longest waits for the answer to it, and for the list of models."""
+"""Longest waits for the answer to it, also of a server that is busy, and for the list of models."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
@@ -45,12 +47,13 @@ class _Route(NamedTuple):
     """Raises ServerFaultError for what may be asked again, and EngineError for what would come again."""
 
 
+def _whole(text: str) -> str:
+    """``text`` without lone surrogates, which JSON can hold, and neither servers nor tokenizers take."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _chat_body(prompt: tuple[int, ...], sampling: SamplingParams) -> dict[str, Any]:
-    # A lone surrogate, which a model may well produce, is no text that a server takes.
-    messages = [
-        {"role": m.role, "content": m.content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")}
-        for m in _TEXT.messages(prompt)
-    ]
+    messages = [{"role": m.role, "content": _whole(m.content)} for m in _TEXT.messages(prompt)]
     return {"messages": messages, **_sampled(sampling)}
 
 
@@ -64,7 +67,7 @@ def _read_chat(reply: Any, sampling: SamplingParams) -> Completion:
     if answer.finish in ("abort", "error"):
         raise ServerFaultError(f"the server ended the answer ({answer.finish})")
     finish: FinishReason = "length" if answer.finish == "length" else "stop"
-    ids = (*_TEXT.encode(answer.text or answer.refusal), *(_TEXT.stop_ids if finish == "stop" else ()))
+    ids = (*_TEXT.encode(_whole(answer.text or answer.refusal)), *(_TEXT.stop_ids if finish == "stop" else ()))
     return Completion(ids=ids, logprobs=(0.0,) * len(ids), finish=finish, weight_version=0)
 
 
@@ -207,20 +210,21 @@ class OpenAIEngine(Engine):
     async def _greet(self) -> None:
         sampling = SamplingParams(max_new_tokens=16, seed=0)
         prompt = (1,) if self._settings.token_ids else _TEXT.render([_GREETING])
-        body, fault = self._body(prompt, sampling), ""
-        for _ in range(_GREETINGS):
+        body, pause_s, deadline = self._body(prompt, sampling), _FIRST_PAUSE_S, time.monotonic() + _GREETING_S
+        for tries in itertools.count(1):
             try:
                 await self._complete(body, sampling, limit_s=_GREETING_S)
                 return
             except ServerRefusalError as error:
                 raise EngineError(f"engine 'openai': {error}; {await self._advice(error.status)}") from None
-            except ServerFaultError as error:
-                fault = str(error)
-                await asyncio.sleep(_FIRST_PAUSE_S)
-        raise EngineError(
-            f"engine 'openai': {self._url} gave no answer in {_GREETINGS} tries ({fault}); start the server, or check "
-            "engine.url"
-        )
+            except ServerFaultError as fault:
+                busy, pause_s = isinstance(fault, ServerBusyError), max(pause_s, fault.pause_s)
+                if time.monotonic() + pause_s > deadline if busy else tries == _GREETINGS:
+                    what = "it is busy: try again later" if busy else "start the server, or check engine.url"
+                    raise EngineError(
+                        f"engine 'openai': {self._url} gave no answer in {tries} tries ({fault}); {what}"
+                    ) from None
+            await asyncio.sleep(pause_s)
 
     async def _advice(self, status: int) -> str:
         """What to do about a refusal of the first request."""
@@ -233,7 +237,9 @@ class OpenAIEngine(Engine):
                 models = [str(each["id"]) for each in (await self._ask("/models", limit_s=_LIST_S))["data"]]
                 known = f" (the server has: {', '.join(models[:10]) or 'none'})"
             return f"check engine.model{known} and engine.url, which ends with the version, such as /v1"
-        return (
-            "leave a field out that the server does not take by engine.body={NAME: null}; a model without a chat "
-            "template needs one at the server"
-        )
+        if status in (400, 422):
+            return (
+                "leave a field out that the server does not take by engine.body={NAME: null}; a model without a chat "
+                "template needs one at the server"
+            )
+        return "check engine.url, which ends with the version, such as /v1"

@@ -223,7 +223,9 @@ class ServerClient:
                 method, url + path, json=body, headers=headers, timeout=limit, allow_redirects=False
             ) as reply:
                 if reply.status >= 300:
-                    raise _failure(reply.status, path, reply.headers.get("Retry-After", ""), await reply.text())
+                    moved = reply.headers.get("Location") if reply.status < 400 else None
+                    told = f"it is at {moved}" if moved else await reply.text(errors="replace")
+                    raise _failure(reply.status, path, reply.headers.get("Retry-After", ""), told)
                 return await (reply.json(content_type=None) if form == "json" else reply.text())
         except TimeoutError as error:
             raise ServerFaultError(f"gave up waiting for {path} after {seconds:g} s") from error
@@ -257,19 +259,28 @@ class ServerClient:
         await self._http.close()
 
 
-def _failure(status: int, path: str, retry_after: str, said: str) -> EngineError:
+def _failure(status: int, path: str, retry_after: str, told: str) -> EngineError:
     """The error for an answer that is none."""
     if status >= 500 or status in RETRY_STATUSES:
-        fault = (ServerBusyError if status in _BUSY else ServerFaultError)(f"{path} answered {status}: {said[:300]}")
+        fault = (ServerBusyError if status in _BUSY else ServerFaultError)(f"{path} answered {status}: {told[:300]}")
         fault.pause_s = retry_after_s(retry_after)
         return fault
-    refusal = ServerRefusalError(f"the server refused {path} with {status}: {said[:300]}")
+    refusal = ServerRefusalError(f"the server refused {path} with {status}: {told[:300]}")
     refusal.status = status
     return refusal
 
 
+def said(reply: Any, name: str, path: str) -> Any:
+    """What the answer of a route says by ``name``. Raises :class:`ServerFaultError` where it does not."""
+    try:
+        return reply[name]
+    except (KeyError, IndexError, TypeError):
+        raise ServerFaultError(f"{path} answered without {name!r}: {str(reply)[:200]}") from None
+
+
 def free_port(port: int = 0) -> int:
-    """``port`` of the loopback interface if nobody uses it, or any free one for 0. Raises OSError for one in use."""
+    """``port`` of the loopback interface if nobody uses it, or any free one for 0. Raises OSError for one in use, and
+    OverflowError for one that there cannot be."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, so that a past one does not count
         probe.bind(("127.0.0.1", port))
