@@ -69,9 +69,9 @@ class FakeSGLang:
         self.numbers = itertools.count()
         self.bad: dict[str, Any] = self.scheduler.bad
         """What goes wrong: ``generate``, a list of faults for the next requests; ``step_s``, seconds of a forward
-        pass; ``shift`` of all log-probabilities; ``keeps_cache``; and routes: ``die_in`` ends the process, ``fail_in``
-        answers 500, ``hang_in`` never, ``half_in`` half, ``busy_in`` 503 so many times; all is
-        well again when a route of ``heals_in`` is called for its nth time."""
+        pass; ``shift`` of all log-probabilities, or those ``before_temperature``; ``keeps_cache``; and routes:
+        ``die_in`` ends the process, ``fail_in`` answers 500, ``hang_in`` never, ``half_in`` half, ``busy_in`` 503 so
+        many times; all is well again when a route of ``heals_in`` is called for its nth time."""
         self.work = asyncio.Event()
         self.died = ""
         self.kill: Callable[[], None] = lambda: None

@@ -195,7 +195,8 @@ class Scheduler:
         else:
             sampled = int(torch.multinomial(logp.exp(), 1, generator=self.generator))
         request.ids.append(sampled)
-        request.logprobs.append(float(logp[sampled]) + self.bad.get("shift", 0.0))
+        told = logits.log_softmax(-1) if self.bad.get("before_temperature") else logp
+        request.logprobs.append(float(told[sampled]) + self.bad.get("shift", 0.0))
         most = min(request.sampling.max_new_tokens or 0, self.limit - len(request.prompt) - 1)
         stops = set(request.sampling.stop_token_ids or ()) | self.eos_ids
         if request.to_finish:

@@ -103,12 +103,14 @@ def test_a_restore_that_fails_its_probe_fails_again(model: LanguageModel) -> Non
 def late_by(seconds: float, engine: RemoteEngine) -> None:
     """Let the second server be reached only after ``seconds``."""
     replica, when = engine._replicas[1], time.monotonic() + seconds
-    answers = replica.healthy
+    answers = replica._ask_health
 
-    async def healthy() -> bool:
-        return time.monotonic() > when and await answers()
+    async def ask_health() -> None:
+        if time.monotonic() < when:
+            raise server.ServerFaultError("it is being started")
+        await answers()
 
-    replica.healthy = healthy  # type: ignore[method-assign]
+    replica._ask_health = ask_health  # type: ignore[method-assign]
 
 
 def test_a_server_that_starts_during_an_update_and_stumbles_comes_back(model: LanguageModel) -> None:
@@ -303,12 +305,11 @@ def test_steps_are_saved_before_a_server_that_does_not_sleep_ends_the_run(
 
 def test_whatever_ends_a_revival_is_told_to_those_that_wait(engine: RemoteEngine, fake: tuple[str, FakeVLLM]) -> None:
     fake[1].version = "another trainer's"
-    answer = fake[1].answer
 
-    async def without_success(path: str, body: Any) -> tuple[int, Any]:
-        return (200, {}) if path == "/reset_prefix_cache" else await answer(path, body)
+    async def send(*_: Any) -> None:
+        raise KeyError("success")
 
-    fake[1].answer = without_success  # type: ignore[method-assign]
+    engine._dialect.send = send  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="the engine gave up"):
         ask(engine, 1, timeout_s=20)[0].result()
 
@@ -499,8 +500,11 @@ def test_each_replica_has_a_log_of_its_own(model: LanguageModel, settings: dict[
 
 
 def test_a_server_takes_what_is_let_in_and_a_probe() -> None:
-    words = " ".join(command_line(VLLMSettings(max_running=7).resolved("cpu"), max_tokens=500, gpu=False))
-    assert "--max-num-seqs 8" in words
+    def words(most: int) -> str:
+        return " ".join(command_line(VLLMSettings(max_running=most).resolved("cpu"), max_tokens=500, gpu=False))
+
+    assert "--max-num-seqs 8" in words(7)
+    assert "--max-num-batched-tokens 9001" in words(9000)  # vLLM refuses fewer than requests
 
 
 def test_a_server_that_quantises_weights_is_told_so_and_gets_them_in_bfloat16() -> None:

@@ -19,10 +19,10 @@ from roll_envs.types import Message, SamplingParams
 from roll_envs.verifiers.types import Failed
 from trainer.config import EngineConfig
 from trainer.config.load import load_config, parse_config
-from trainer.engines import make_engine, vllm
+from trainer.engines import make_engine
 from trainer.engines.judges import served_judges
 from trainer.engines.server import Server, free_port
-from trainer.engines.vllm import VLLMSettings, check_vllm
+from trainer.engines.vllm import VLLMSettings, check_vllm, serve_program
 from trainer.model.network import LanguageModel, save_model
 from trainer.run.evaluate import evaluate_config
 
@@ -64,8 +64,7 @@ def url(folder: Path) -> Iterator[str]:
     server = Server(
         f"http://127.0.0.1:{port}",
         [
-            str(VLLMSettings().environment("vllm") / "bin" / "python"),
-            str(Path(vllm.__file__).parent / "vllm_worker" / "serve.py"),
+            *serve_program(VLLMSettings()),
             *[text for key, value in arguments.items() for text in (f"--{key}", value)],
             "--no-enable-chunked-prefill",
             "--enforce-eager",

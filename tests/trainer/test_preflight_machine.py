@@ -50,6 +50,8 @@ def test_a_port_that_is_taken(no_model: None) -> None:
         port = server.getsockname()[1]
         with pytest.raises(ConfigError, match=f"engine.port {port} is taken; choose another one, or 0"):
             preflight(parse_config(TEXT, [*VLLM, f"engine.port={port}", "engine.venv=nowhere"]))
+    with pytest.raises(ConfigError, match=r"engine\.port 65536 cannot be used .*; choose another one"):
+        preflight(parse_config(TEXT, [*VLLM, "engine.port=65535", "engine.replicas=2", "engine.venv=nowhere"]))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import sys
@@ -20,6 +21,8 @@ _OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV")
 _FP8_CAPABILITY = (8, 9)
 """Least of a GPU for fp8: vLLM refuses a scale for each output below it, and SGLang packs weights so that no new ones
 can be loaded."""
+WORKER = Path(__file__).parent / "vllm_worker"
+"""What runs inside the processes of servers, and the description by which vLLM finds it as a plugin."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -146,6 +149,10 @@ class RemoteSettings(Settings):
         size = self.tensor_parallel_size
         return found | {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus.split(",")[size * number : size * (number + 1)])}
 
+    def program(self, engine: str, module: str) -> list[str]:
+        """The beginning of a server's command: ``module`` by the engine's Python, ended with this process."""
+        return [str(self.environment(engine) / "bin" / "python"), str(WORKER / "serve.py"), module]
+
     def dtype_on(self, *, gpu: bool) -> str:
         """``dtype`` without an auto: bfloat16 on a GPU and beside quantised weights, else float32."""
         if self.dtype != "auto":
@@ -173,6 +180,8 @@ class RemoteSettings(Settings):
         needed = self.replicas * self.tensor_parallel_size
         if self.gpus is not None and len(self.gpus.split(",")) < needed:
             found.append(f"engine.gpus '{self.gpus}' are fewer than the {needed} of all replicas")
+        if self.url is None and self.cpus is not None and len(self.cpus) != self.replicas:
+            found.append(f"engine.cpus has lists for {len(self.cpus)} servers, and engine.replicas is {self.replicas}")
         return found
 
     def environment(self, engine: str) -> Path:
@@ -237,9 +246,10 @@ def addresses(settings: RemoteSettings) -> list[str]:
         port = settings.port and settings.port + number
         try:
             found.append(f"http://127.0.0.1:{free_port(port)}")
-        except OSError:
-            problem = f"engine.port {port} is taken; choose another one, or 0 for a free one"
-            raise ConfigError(problem) from None
+        except (OSError, OverflowError) as error:
+            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            why = "is taken" if taken else f"cannot be used ({error})"
+            raise ConfigError(f"engine.port {port} {why}; choose another one, or 0 for a free one") from None
     return found
 
 

@@ -19,6 +19,7 @@ from roll_envs.errors import ConfigError
 from trainer.config.parts import part_settings
 from trainer.engines import Engine, EnginePart
 from trainer.engines.preflight import (
+    WORKER,
     RemoteSettings,
     addresses,
     check_client,
@@ -98,23 +99,16 @@ class SGLangPart(EnginePart):
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
-_PROGRAM = """
-import os, runpy, signal, threading
-threading.Thread(target=lambda: (os.read(0, 1), os.killpg(0, signal.SIGKILL)), daemon=True).start()
-runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
-"""
-"""A server that ends, with its whole process group, when the trainer does, which holds its standard input open."""
 _ARGUMENTS = {
     "load-format": "dummy",  # the engine sends weights before it asks anything
     "sampling-defaults": "openai",  # no top-p of the model's folder
     "host": "127.0.0.1",  # the routes for weights ask for no key
 }
 _FLAGS = ("skip-tokenizer-init", "skip-server-warmup")
-_WORKER = Path(__file__).parent / "vllm_worker"
 LOADERS = {use: f"roll_sglang.{use}" for use in ("keep", "adapt", "load")}
 """What a server does with the tensors of an update of adapters, which our code in its process knows."""
 _VARIABLES = {
-    "PYTHONPATH": str(_WORKER),
+    "PYTHONPATH": str(WORKER),
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probabilities after temperature
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # by the tokens that it reserves and no request uses
     "HF_HUB_OFFLINE": "1",
@@ -164,11 +158,15 @@ def _own_server(
     pairs += ["--custom-weight-loader", *LOADERS.values()]
     flags = [*_FLAGS, *(["enable-deterministic-inference"] if settings.deterministic else [])]
     flags += ["enable-memory-saver"] if number in settings.sleepers else []
-    python = settings.environment("sglang") / "bin" / "python"
     return Server(
         url,
-        [str(python), "-c", _PROGRAM, *pairs, *(f"--{flag}" for flag in flags), *settings.arguments],
-        environment=settings.variables(number) | _VARIABLES,
+        [
+            *settings.program("sglang", "sglang.launch_server"),
+            *pairs,
+            *(f"--{flag}" for flag in flags),
+            *settings.arguments,
+        ],
+        environment=settings.variables(number) | _VARIABLES | {"ROLL_SERVER_FOLDER": folder.name},
         log=settings.log_of(number),
         folder=folder,
         cpus=settings.cpus[number] if settings.cpus else (),

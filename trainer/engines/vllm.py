@@ -21,6 +21,7 @@ from roll_envs.errors import ConfigError, EngineError
 from trainer.config.parts import part_settings
 from trainer.engines import Engine, EnginePart
 from trainer.engines.preflight import (
+    WORKER,
     RemoteSettings,
     addresses,
     check_client,
@@ -45,8 +46,6 @@ _OF_SERVERS = (
     *("transfer", "weights_folder", "gpus", "cpus", "tensor_parallel_size"),
 )
 """Settings that have no meaning without a server."""
-_WORKER = Path(__file__).parent / "vllm_worker"
-"""What runs inside vLLM's processes, and the description by which vLLM finds it as a plugin."""
 
 
 class VLLMSettings(RemoteSettings):
@@ -211,14 +210,14 @@ def hardware(settings: VLLMSettings, *, max_tokens: int, gpu: bool) -> tuple[dic
     if gpu:
         used, width = str(settings.gpu_memory_utilization), str(settings.tensor_parallel_size)
         return {"gpu-memory-utilization": used, "tensor-parallel-size": width}, []
-    batch = str(max(8192, max_tokens))
+    batch = str(max(8192, max_tokens, settings.max_running + 1))
     arguments = {"distributed-executor-backend": "uni", "block-size": "32", "max-num-batched-tokens": batch}
     return arguments, list(_CPU_FLAGS)
 
 
 def variables(settings: VLLMSettings, *, gpu: bool, number: int = 0) -> dict[str, str]:
     """The environment variables of replica ``number``."""
-    found = settings.variables(number) | _VARIABLES | {"PYTHONPATH": str(_WORKER)}
+    found = settings.variables(number) | _VARIABLES | {"PYTHONPATH": str(WORKER)}
     return found | hardware_variables(settings, gpu=gpu)
 
 
@@ -261,7 +260,7 @@ def inside_variables(settings: VLLMSettings, *, gpu: bool) -> dict[str, str]:
 
 def serve_program(settings: VLLMSettings) -> list[str]:
     """The beginning of a server's command: one that ends with this process."""
-    return [str(settings.environment("vllm") / "bin" / "python"), str(_WORKER / "serve.py")]
+    return settings.program("vllm", "vllm.entrypoints.openai.api_server")
 
 
 def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, *, gpu: bool, number: int) -> Server:
@@ -276,7 +275,7 @@ def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, 
 
         arguments = [*model, *command_line(settings, max_tokens=max_tokens, gpu=gpu), "--no-async-scheduling"]
         return InsideServer(
-            arguments, environment=inside_variables(settings, gpu=gpu), plugins=str(_WORKER), folder=folder
+            arguments, environment=inside_variables(settings, gpu=gpu), plugins=str(WORKER), folder=folder
         )
     own = settings.model_copy(update={"colocated": number in settings.sleepers})
     return Server(
@@ -365,7 +364,7 @@ def set_up(venv: str | None = None) -> str:
                 "install",
                 "--no-deps",
                 "-r",
-                str(_WORKER / "requirements.txt"),
+                str(WORKER / "requirements.txt"),
             ],
         ):
             done = subprocess.run(command, env={**os.environ, "PIP_USER": "0"}, check=False)

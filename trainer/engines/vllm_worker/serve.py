@@ -1,4 +1,5 @@
-"""A vLLM server that ends with the process that holds its standard input; run with vLLM's own Python."""
+"""A server, by the name of its module and its arguments, that ends with the process that holds its standard input; run
+with the server's own Python."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ def _end_with_parent() -> None:
     os.read(0, 1)  # not sys.stdin, whose lock would be held when the interpreter ends
     if folder := os.environ.get("ROLL_SERVER_FOLDER"):  # the parent's to remove, which may have been killed
         shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)  # vLLM's processes are in a group of their own, which takes its engine along
+    os.killpg(0, signal.SIGKILL)  # the server's processes are in a group of their own, which takes its engine along
 
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.path.pop(0)  # this folder is on the path already
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
