@@ -16,6 +16,7 @@ from vllm_engines import ask, blank_model, check, connect, made_environment, sta
 
 from roll_envs.errors import EngineError
 from trainer.engines import remote
+from trainer.engines import replica as replicas
 from trainer.engines.remote import RemoteEngine
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel
@@ -107,6 +108,24 @@ def test_the_engine_goes_on_without_a_server_that_is_lost_and_takes_it_back(
     check(ask(engine, 8), version=2)
     assert fakes[1][1].requests > before
     engine.close()
+
+
+def test_a_server_that_hangs_is_found_and_its_requests_are_asked_elsewhere(
+    engine: RemoteEngine, fakes: list[tuple[str, FakeVLLM]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_LOAD_EVERY_S", 0.05)
+    monkeypatch.setattr(replicas, "_HEALTH_S", 0.3)
+    monkeypatch.setattr(replicas, "_LOAD_S", 0.3)
+    fakes[0][1].bad = {"hang_in": "all"}
+    waiting = ask(engine, 12)
+    until(lambda: engine._replicas[0].lane.running)
+    check(waiting)
+    assert not engine._replicas[0].lane.open
+    check(ask(engine, 12))
+    fakes[0][1].bad = {}
+    engine.update_weights(weights_of(blank_model().network), 1)
+    until(lambda: engine._replicas[0].lane.open)
+    check(ask(engine, 12), version=1)
 
 
 def test_an_engine_that_has_lost_its_last_server_says_so(model: LanguageModel) -> None:

@@ -29,7 +29,8 @@ from roll_envs.types import SamplingParams
 from trainer.cli import main
 from trainer.config import EngineConfig
 from trainer.config.load import load_config
-from trainer.engines import check_can_train, make_engine, server, vllm
+from trainer.engines import check_can_train, make_engine, server
+from trainer.engines.preflight import WORKER
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.replica import Sent
 from trainer.engines.server import ServerFaultError
@@ -428,12 +429,42 @@ def test_the_preflight_knows_addresses(
         connect(model, "http://10.0.0.1:8000")
     with pytest.raises(ConfigError, match=r"engine\.log_file '.*no such folder/log' is in no folder of this machine"):
         started(model, environment, log_file=str(environment / "no such folder" / "log"))
+    with pytest.raises(ConfigError, match=r"engine\.cpus has lists for 1 servers, and engine\.replicas is 2"):
+        started(model, environment, replicas=2, cpus=[[0]])
     with pytest.raises(ConfigError, match=r"engine\.weights_folder 'nowhere' is no folder"):
         connect(model, fake[0], weights_folder="nowhere")
     caplog.clear()
     with pytest.raises(EngineError, match=r"did not answer within.*start it, or check engine\.url"):
         connect(model, "http://127.0.0.1:9", start_timeout_s=0.5)
     assert "http://127.0.0.1:9 does not answer; it is waited for" in caplog.text  # at once
+
+
+def test_what_is_no_server_of_the_kind_is_told_at_once(model: LanguageModel) -> None:
+    class Other(FakeVLLM):
+        async def answer(self, path: str, body: Any) -> tuple[int, Any]:
+            return 404, {}
+
+    with running_fake(Other) as (url, _), pytest.raises(EngineError, match=r"no vLLM server .*check engine\.url \(an"):
+        connect(model, f"{url}/v1", start_timeout_s=FOREVER)
+
+
+@pytest.mark.parametrize("path", ["/version", "/weight_info", "/reset_prefix_cache", "/get_world_size"])
+@pytest.mark.parametrize("reply", [b"", b"[]", b"{}", b'"x"'])
+def test_a_route_that_answers_something_else_fails_the_update(model: LanguageModel, path: str, reply: bytes) -> None:
+    class Odd(FakeVLLM):
+        async def answer(self, asked: str, body: Any) -> tuple[int, Any]:
+            found = await super().answer(asked, body)
+            return (200, reply) if self.bad.get("odd") == asked else found
+
+    with running_fake(Odd) as (url, fake):
+        engine = connect(model, url, transfer="broadcast")
+        fake.bad = {"odd": path, "heals_in": {path: 2}}
+        with pytest.raises(EngineError, match=f"{path} answered without"):
+            engine.update_weights(weights_of(blank_model().network), 1)
+        check(ask(engine, 3))
+        engine.update_weights(weights_of(blank_model().network), 1)
+        check(ask(engine, 3), version=1)
+        engine.close()
 
 
 def test_a_server_without_our_routes_is_refused_with_what_to_do(model: LanguageModel) -> None:
@@ -579,7 +610,7 @@ def test_a_server_whose_trainer_is_killed_removes_its_folder(tmp_path: Path) -> 
     folder.mkdir()
     (folder / "config.json").touch()
     child = subprocess.Popen(
-        [sys.executable, str(Path(vllm.__file__).parent / "vllm_worker" / "serve.py")],
+        [sys.executable, str(WORKER / "serve.py"), "vllm.entrypoints.openai.api_server"],
         stdin=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(tmp_path), **files_in(str(folder))},
         process_group=0,

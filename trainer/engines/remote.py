@@ -36,7 +36,7 @@ _LONGEST_PAUSE_S = 2.0
 _ROUND_S = 0.5
 """Before a probe that got no answer is asked again by all."""
 _LOAD_EVERY_S = 1.0
-"""How often replicas are asked for their load."""
+"""How often replicas that have requests are asked for their load."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -77,7 +77,8 @@ class RemoteEngine(Engine):
         self._router = Router([replica.lane for replica in self._replicas])
         try:
             self._client.run(self._bring_all(patient=True))
-            self._client.start(self._follow_loads())
+            for replica in self._replicas:
+                self._client.start(self._follow(replica))
         except BaseException:
             self.close()
             raise
@@ -234,12 +235,15 @@ class RemoteEngine(Engine):
             sampling = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(part.ids), seed=seed)
         if sampling.max_new_tokens == 0:
             return Completion(ids=(), logprobs=(), finish="length", weight_version=self.version)
-        mark = object()
-        replica.asking.add(mark)
+        wait = asyncio.timeout(None)  # patiently: the deadline is the caller's
+        replica.asking.add(wait)
         try:
-            return await replica.generate(prompt, sampling, self._sent)  # patiently: the deadline is the caller's
+            async with wait:
+                return await replica.generate(prompt, sampling, self._sent)
+        except TimeoutError:
+            raise ServerFaultError(f"{replica.server.url} does not answer any more") from None
         finally:
-            replica.asking.discard(mark)
+            replica.asking.discard(wait)
 
     async def _abort(self) -> None:
         self._aborts += 1
@@ -394,14 +398,15 @@ class RemoteEngine(Engine):
     async def _every(self, act: Callable[[Replica], Awaitable[T]]) -> list[T]:
         return await asyncio.gather(*(act(each) for each in self._replicas if not each.drained))
 
-    async def _follow_loads(self) -> None:
-        """Let as many requests in as there is memory for, again and again."""
+    async def _follow(self, replica: Replica) -> None:
+        """Let as many requests in as there is memory for, again and again, and see to a replica that hangs."""
         while True:
             await asyncio.sleep(_LOAD_EVERY_S)
-            for replica in self._replicas:
-                if replica.lane.open and replica.lane.running:
-                    await replica.follow_load()
+            if replica.lane.open and replica.lane.running:
+                if await replica.follow_load():
                     self._router.fill(replica.lane)
+                else:
+                    self._see_to(replica)
 
     # -- small things ------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any, ClassVar, Literal
 
@@ -34,7 +35,10 @@ _PROBES = 3
 """How often a probe is asked that gets no answer."""
 _PROBE_TOKENS, _PROBED_TOKENS = 40, 8
 """Of the probe's prompt (more than one block of the prefix cache, so that old blocks would show), and its answer."""
-
+_PROBE_TEMPERATURE = 2.0
+"""Not 1, so that log-probabilities before temperature would show."""
+_HEALTH_S, _LOAD_S = 5.0, 20.0
+"""Longest waits for whether a server can work, and for its load while it has requests."""
 
 _log = logging.getLogger(__name__)
 
@@ -189,8 +193,8 @@ class Replica:
     def __init__(self, dialect: Dialect, settings: RemoteSettings, server: Server, ask: Ask, limits: Limits) -> None:
         """``limits`` bound what the probe may ask."""
         self.server, self.ask, self.lane = server, ask, Lane(settings.max_running)
-        self.asking: set[object] = set()
-        """A mark for each request that is at the server."""
+        self.asking: set[asyncio.Timeout] = set()
+        """Ends the wait for each request that is at the server."""
         self.starting = False
         """Whether it is waited for."""
         self.drained = False
@@ -235,11 +239,13 @@ class Replica:
 
     async def healthy(self) -> bool:
         """Whether it answers, and says that it can work."""
-        try:
-            await self.ask(self._dialect.health, method="GET", limit_s=5.0, form="text")
-        except EngineError:
-            return False
-        return True
+        with contextlib.suppress(EngineError):
+            await self._ask_health()
+            return True
+        return False
+
+    async def _ask_health(self) -> None:
+        await self.ask(self._dialect.health, method="GET", limit_s=_HEALTH_S, form="text")
 
     @property
     def may_answer(self) -> bool:
@@ -343,11 +349,16 @@ class Replica:
                 with contextlib.suppress(EngineError):
                     await self._dialect.pause(self.ask)
 
-    async def follow_load(self) -> None:
-        """Let as many requests in as the server's memory has room for."""
-        with contextlib.suppress(EngineError):
-            if load := await self._dialect.load(self.ask):
+    async def follow_load(self) -> bool:
+        """Let as many requests in as the server's memory has room for; whether it answers at all."""
+        try:
+            if load := await self._dialect.load(partial(self.ask, limit_s=_LOAD_S)):
                 self.lane.follow(load)
+        except ServerFaultError:
+            return await self.healthy()
+        except ServerRefusalError:
+            pass
+        return True
 
     async def _start(self) -> None:
         """Start the server where it is ours, and wait until it answers."""
@@ -357,6 +368,9 @@ class Replica:
             raise ReplicaLostError(f"the {name} server died {_STARTS} times in a row. {self.server.last_words()}")
         self._starts += 1
         self.starting, self._asleep, self._torn = True, False, False
+        for wait in self.asking:  # one that hangs would never answer them
+            if not wait.expired():
+                wait.reschedule(0)
         try:
             self.server.start()
             if self._settings.urls:
@@ -365,10 +379,18 @@ class Replica:
                     *(name, self.server.url, timeout_s),
                 )
             async with asyncio.timeout(timeout_s):
-                while not await self.healthy():
+                while True:
+                    with contextlib.suppress(ServerFaultError):
+                        await self._ask_health()
+                        break
                     if not self.server.can_answer:
                         raise ReplicaLostError(f"the {name} server did not start. {self.server.last_words()}")
                     await asyncio.sleep(0.2)
+        except ServerRefusalError as error:
+            raise ReplicaLostError(
+                f"what answers at {self.server.url} is no {name} server as it is needed: {error}; check engine.url "
+                "(an address without a path) or engine.port"
+            ) from error
         except TimeoutError:
             raise ReplicaLostError(
                 f"the {name} server {self.server.url} did not answer within engine.start_timeout_s {timeout_s:g}. "
@@ -397,7 +419,7 @@ class Replica:
         answered = min(_PROBED_TOKENS, self._limits.max_tokens - 1)
         asked = min(_PROBE_TOKENS, self._limits.max_tokens - answered)
         prompt = tuple(7919 * i % self._limits.vocabulary for i in range(1, asked + 1))
-        sampling = SamplingParams(max_new_tokens=answered, seed=0)
+        sampling = SamplingParams(temperature=_PROBE_TEMPERATURE, max_new_tokens=answered, seed=0)
         for left in reversed(range(_PROBES)):
             try:
                 completion = await self.generate(prompt, sampling, sent, patient=False)
@@ -408,7 +430,7 @@ class Replica:
                 if not left:
                     problem = f"{self.server.url} did not answer the probe of an update: {error}"
                     raise UnansweredProbeError(problem) from error
-        expected = await asyncio.to_thread(sent.weights.logprobs, prompt, completion.ids)
+        expected = await asyncio.to_thread(sent.weights.logprobs, prompt, completion.ids, _PROBE_TEMPERATURE)
         # The mean: bfloat16 can put a single unlikely token as far off as other weights put all of them.
         apart = fmean(abs(a - b) for a, b in zip(expected, completion.logprobs, strict=True))
         if not apart <= self._settings.tolerance:
@@ -416,5 +438,6 @@ class Replica:
                 f"with the weights of version {sent.version}, {self._dialect.name}'s log-probabilities differ from "
                 f"those of the weights that were sent by {apart:.2g} on average; engine.probe_tolerance allows "
                 f"{self._settings.tolerance:g}. Its answers must not be trained on: its code of this model may not "
-                "take updates"
+                f"take updates, or it computes or samples otherwise than one that is started here (in "
+                f"{self._settings.dtype}; docs/engines.md lists its arguments)"
             )

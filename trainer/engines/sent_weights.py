@@ -208,8 +208,8 @@ class SentWeights:
         return torch.frombuffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
 
     @torch.no_grad()
-    def logprobs(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
-        """Log-probabilities of the ids of ``answer`` at temperature 1, by one plain forward pass."""
+    def logprobs(self, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """Log-probabilities of the ids of ``answer`` at ``temperature``, by one plain forward pass."""
         values = {name: buffer.cpu() for name, buffer in self._skeleton.named_buffers()}
         own = self._skeleton.state_dict(keep_vars=True)
         kept = Kept()
@@ -222,7 +222,7 @@ class SentWeights:
         ids = torch.tensor([[*prompt, *answer]])
         with _skeletons:
             logits = functional_call(self._skeleton, values, kwargs={"input_ids": ids, "use_cache": False}).logits[0]
-        logp = logits[len(prompt) - 1 : -1].float().log_softmax(-1)
+        logp = (logits[len(prompt) - 1 : -1].float() / temperature).log_softmax(-1)
         return logp.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()  # type: ignore[no-any-return]
 
     def settle(self) -> None:

@@ -33,7 +33,7 @@ from trainer.engines import Capabilities
 from trainer.engines.replica import Ask, Dialect, Sent, joined_spans
 from trainer.engines.router import Load
 from trainer.engines.sent_weights import SentWeights
-from trainer.engines.server import ServerFaultError
+from trainer.engines.server import ServerFaultError, said
 from trainer.engines.sglang import LOADERS, TESTED, SGLangSettings
 from trainer.engines.transfer import store_at, together
 from trainer.engines.vllm_worker.roll_transfer import c10d
@@ -118,8 +118,7 @@ class SGLangDialect(Dialect):
 
     async def label(self, ask: Ask) -> Any:
         await self._check(ask)
-        reply = await ask("/model_info", method="GET")
-        label = reply.get("weight_version") if isinstance(reply, dict) else None
+        label = said(await ask("/model_info", method="GET"), "weight_version", "/model_info")
         if label != self._labels.get(ask):
             self._groups.pop(ask, None)  # it was started again, and is in no group
         return label

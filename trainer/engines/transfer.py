@@ -22,7 +22,7 @@ import torch
 from roll_envs.errors import EngineError
 from trainer.engines.buckets import BUCKET_BYTES, Word, in_buckets
 from trainer.engines.sent_weights import SentWeights
-from trainer.engines.server import ServerFaultError
+from trainer.engines.server import ServerFaultError, said
 from trainer.engines.vllm_worker.roll_transfer import HERE, Group, Piece, c10d, share_memory
 
 _GRACE_S = 2.0
@@ -116,7 +116,7 @@ async def _broadcast(ask: Ask, weights: SentWeights, options: TransportOptions) 
     """The workers receive buckets through a process group: NCCL between GPUs, gloo elsewhere. Rank 0 of it is this
     process, or the one that the weights lie in."""
     nccl = options.on_gpu and weights.device.type == "cuda"
-    workers = (await ask("/get_world_size", method="GET"))["world_size"]
+    workers = said(await ask("/get_world_size", method="GET"), "world_size", "/get_world_size")
     store = store_at(options.address, 1 + workers, options.timeout_s)
     agreed = {
         "backend": "nccl" if nccl else "gloo",

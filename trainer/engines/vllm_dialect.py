@@ -11,7 +11,7 @@ from roll_envs.types import Completion, FinishReason, SamplingParams, VersionSpa
 from trainer.engines import Capabilities
 from trainer.engines.replica import Ask, Dialect, Sent
 from trainer.engines.router import Load
-from trainer.engines.server import ServerFaultError
+from trainer.engines.server import ServerFaultError, said
 from trainer.engines.transfer import TRANSPORTS, Transport, TransportOptions
 
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -98,15 +98,13 @@ class VLLMDialect(Dialect):
 
     async def label(self, ask: Ask) -> Any:
         if self._accepted:
-            found = await ask("/version", method="GET")
-            release = str(found.get("version") if isinstance(found, dict) else found).partition("+")[0]
+            release = str(said(await ask("/version", method="GET"), "version", "/version")).partition("+")[0]
             if release not in self._accepted:
                 raise EngineError(
                     f"the server's vLLM is {release}, and {' or '.join(self._accepted)} was tested; start it with the "
                     f"tested release, or run with it all the same: engine.accept={{vllm: {release}}}"
                 )
-        reply = await ask("/weight_info", method="GET")
-        return reply.get("weight_version") if isinstance(reply, dict) else None
+        return said(await ask("/weight_info", method="GET"), "weight_version", "/weight_info")
 
     async def pause(self, ask: Ask) -> None:
         await ask("/pause?mode=keep&clear_cache=false")
@@ -118,7 +116,8 @@ class VLLMDialect(Dialect):
                     await ask("/start_weight_update")
                 await send()
         # Without running requests in it, the reset would leave their blocks, computed by the old weights, to others.
-        if not (await ask("/reset_prefix_cache?reset_running_requests=true"))["success"]:
+        reset = "/reset_prefix_cache"
+        if said(await ask(f"{reset}?reset_running_requests=true"), "success", reset) is not True:
             raise EngineError("vLLM did not reset its prefix cache, which holds what the old weights computed")
         await ask("/finish_weight_update", {"weight_version": sent.label})
 
