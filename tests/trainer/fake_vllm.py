@@ -39,7 +39,7 @@ class FakeVLLM:
 
     def __init__(self, log: str = "") -> None:
         self.version, self.paths, self.updates = "default", [], 0
-        self.release = "0.32.0"
+        self.release, self.longest = "0.32.0", 4096
         self.running = asyncio.Event()
         self.running.set()
         self.aborted, self.never = asyncio.Event(), asyncio.Event()
@@ -114,6 +114,8 @@ class FakeVLLM:
                 self.running.set()
             case "/version":
                 return 200, {"version": self.release}
+            case "/v1/models":
+                return 200, {"data": [{"id": "model", "max_model_len": self.longest}]}
             case "/weight_info":
                 return 200, {"weight_version": self.version}
             case "/reset_prefix_cache":

@@ -117,6 +117,8 @@ def _completion(body: dict[str, Any], fault: str) -> Any:
             choice["token_ids"] = ["7"] * len(ids)
         case "short":
             choice["logprobs"] = {"token_logprobs": [-0.25]}
+        case "no number":
+            choice["logprobs"] = {"token_logprobs": [float("nan"), *[-0.25] * (len(ids) - 1)]}
         case "long":
             choice["token_ids"], choice["logprobs"] = [7] * 99, {"token_logprobs": [-0.25] * 99}
         case "abort":

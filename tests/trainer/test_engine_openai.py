@@ -230,10 +230,11 @@ def test_prompts_that_no_renderer_made_are_refused() -> None:
 
 def test_with_token_ids_the_servers_ids_and_log_probs_are_kept() -> None:
     sampling = SamplingParams(max_new_tokens=3, stop_ids=(9,))
-    with serve(faults=["text ids", "short", "long", "abort"]) as api, engine_at(api, token_ids=True) as engine:
+    faults = ["text ids", "short", "long", "no number", "abort"]
+    with serve(faults=faults) as api, engine_at(api, token_ids=True) as engine:
         answer = engine.generate((5, 6), sampling, timeout_s=10)
         assert (answer.ids, answer.logprobs, answer.finish) == ((7, 7, 9), (-0.25,) * 3, "stop")
-        assert len(api.requests) == 5
+        assert len(api.requests) == 6
         sent = {"prompt": [5, 6], "stop_token_ids": [9], "return_token_ids": True, "logprobs": 0, "max_tokens": 3}
         assert sent.items() <= api.requests[0].items()
         with pytest.raises(EngineError, match=r"exceed engine\.max_tokens 1024"):

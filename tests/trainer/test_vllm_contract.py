@@ -402,6 +402,8 @@ def test_the_preflight_says_what_is_missing(model: LanguageModel, tmp_path: Path
         started(model, nowhere)
     with pytest.raises(ConfigError, match=r"a folder with a space in its name; make it elsewhere"):
         started(model, made_environment(tmp_path / "a folder"))
+    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel_size 2 spreads a model over GPUs.*leave it out"):
+        started(model, made_environment(tmp_path / "one"), tensor_parallel_size=2)
     other = made_environment(tmp_path / "other", torch="2.14.0")
     with pytest.raises(ConfigError, match=r"torch in '.*' is 2\.14\.0, and 2\.13\.0 was tested"):
         started(model, other)
@@ -448,7 +450,7 @@ def test_what_is_no_server_of_the_kind_is_told_at_once(model: LanguageModel) -> 
         connect(model, f"{url}/v1", start_timeout_s=FOREVER)
 
 
-@pytest.mark.parametrize("path", ["/version", "/weight_info", "/reset_prefix_cache", "/get_world_size"])
+@pytest.mark.parametrize("path", ["/version", "/v1/models", "/weight_info", "/reset_prefix_cache", "/get_world_size"])
 @pytest.mark.parametrize("reply", [b"", b"[]", b"{}", b'"x"'])
 def test_a_route_that_answers_something_else_fails_the_update(model: LanguageModel, path: str, reply: bytes) -> None:
     class Odd(FakeVLLM):
@@ -487,6 +489,15 @@ def test_the_release_of_a_server_that_runs_is_checked(model: LanguageModel, fake
         connect(model, fake[0])
     assert not fake[1].updates
     connect(model, fake[0], accept={"vllm": "0.33.1"}).close()
+
+
+def test_a_server_that_runs_must_take_the_longest_request(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
+    fake[1].longest = 99
+    with pytest.raises(EngineError, match=r"takes 99 tokens, and engine\.max_tokens is 100; .*--max-model-len 100"):
+        connect(model, fake[0])
+    assert not fake[1].updates
+    fake[1].longest = 100
+    connect(model, fake[0]).close()
 
 
 def test_two_trainers_do_not_share_the_server_of_a_port(model: LanguageModel, environment: Path) -> None:

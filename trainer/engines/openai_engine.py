@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import random
 import sys
 import time
@@ -85,6 +86,8 @@ def _read_tokens(reply: Any, sampling: SamplingParams) -> Completion:
         logprobs = tuple(float(logprob) for logprob in choice["logprobs"]["token_logprobs"]) if ids else ()
         if not all(type(i) is int and i >= 0 for i in ids) or len(ids) != len(logprobs):
             raise ValueError("token_ids and token_logprobs do not fit")
+        if not all(-math.inf < logprob <= 1e-3 for logprob in logprobs):
+            raise ValueError("log-probabilities that are none")
         if finish not in ("stop", "length") or len(ids) > sampling.max_new_tokens:
             raise ValueError(f"{len(ids)} ids end with {finish!r}")
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

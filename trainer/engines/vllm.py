@@ -292,7 +292,13 @@ def _problems(settings: VLLMSettings, config: Any, max_tokens: int, *, gpu: bool
     """What stands in the way of a server for a model of ``config``."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     problems = settings.problems(config, max_tokens)
-    problems += _width_problem(width) if settings.url is None and not gpu else []
+    if settings.url is None and not gpu:
+        problems += _width_problem(width)
+        if settings.tensor_parallel_size > 1:
+            problems.append(
+                f"engine.tensor_parallel_size {settings.tensor_parallel_size} spreads a model over GPUs, and the "
+                "server runs on the CPU; leave it out"
+            )
     if settings.gpus is not None and not settings.sleepers and settings.transfer == "ipc":
         problems.append(
             f"engine.transfer 'ipc' passes memory of a GPU that is shared, and engine.gpus '{settings.gpus}' gives the "
@@ -335,7 +341,12 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
     own = [settings.accept[name] for name in builds if name in settings.accept]
     accepted = () if ours else (*GPU_BUILD.values(), *own)
     dialect = VLLMDialect(
-        transport, options, colocated=bool(settings.sleepers), deltas=settings.deltas, accepted=accepted
+        transport,
+        options,
+        colocated=bool(settings.sleepers),
+        deltas=settings.deltas,
+        accepted=accepted,
+        max_tokens=max_tokens,
     )
     return RemoteEngine(loaded, dialect, settings, servers, max_tokens=max_tokens)
 

@@ -37,11 +37,12 @@ class VLLMDialect(Dialect):
         colocated: bool = False,
         deltas: bool = False,
         accepted: Sequence[str] = (),
+        max_tokens: int = 0,
     ) -> None:
         """``colocated``: the server shares a device with the learner and sleeps while that learns. ``deltas``: what
-        changed in the weights that it has is sent. ``accepted``: the releases that a server may be of; none: it is not
-        asked."""
-        self._accepted = accepted
+        changed in the weights that it has is sent. ``accepted``: the releases that a server may be of, which
+        must take ``max_tokens``; none: it is not asked."""
+        self._accepted, self._max_tokens = accepted, max_tokens
         self._transport, self._options = transport, options or TransportOptions()
         self.live, self.sends_changes = transport.live and not deltas, deltas
         self.capabilities = Capabilities(
@@ -98,13 +99,24 @@ class VLLMDialect(Dialect):
 
     async def label(self, ask: Ask) -> Any:
         if self._accepted:
-            release = str(said(await ask("/version", method="GET"), "version", "/version")).partition("+")[0]
-            if release not in self._accepted:
-                raise EngineError(
-                    f"the server's vLLM is {release}, and {' or '.join(self._accepted)} was tested; start it with the "
-                    f"tested release, or run with it all the same: engine.accept={{vllm: {release}}}"
-                )
+            await self._check(ask)
         return said(await ask("/weight_info", method="GET"), "weight_version", "/weight_info")
+
+    async def _check(self, ask: Ask) -> None:
+        """Raise :class:`EngineError` for a server, started by others, that this dialect cannot use."""
+        release = str(said(await ask("/version", method="GET"), "version", "/version")).partition("+")[0]
+        if release not in self._accepted:
+            raise EngineError(
+                f"the server's vLLM is {release}, and {' or '.join(self._accepted)} was tested; start it with the "
+                f"tested release, or run with it all the same: engine.accept={{vllm: {release}}}"
+            )
+        for model in said(await ask("/v1/models", method="GET"), "data", "/v1/models"):
+            length = said(model, "max_model_len", "/v1/models")
+            if length is not None and length < self._max_tokens:
+                raise EngineError(
+                    f"the server's vLLM takes {length} tokens, and engine.max_tokens is {self._max_tokens}; start it "
+                    f"with --max-model-len {self._max_tokens}, or lower engine.max_tokens"
+                )
 
     async def pause(self, ask: Ask) -> None:
         await ask("/pause?mode=keep&clear_cache=false")
