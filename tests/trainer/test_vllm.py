@@ -31,6 +31,7 @@ from roll_envs.types import Completion, SamplingParams
 from trainer.cli import main
 from trainer.config import EngineConfig, LossConfig, OptimizerConfig
 from trainer.engines import make_engine, transfer, vllm
+from trainer.engines.preflight import WORKER
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.server import free_port
 from trainer.engines.transfer import TRANSPORTS
@@ -453,12 +454,12 @@ def test_the_probe_finds_a_tied_head_that_keeps_old_weights(
     models: list[LanguageModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = tmp_path / "worker"
-    shutil.copytree(vllm._WORKER, worker)
+    shutil.copytree(WORKER, worker)
     plugin = worker / "roll_vllm.py"
     packs = "dispatch_cpu_unquantized_gemm(layer, remove_weight=False)"
     assert packs in plugin.read_text()
     plugin.write_text(plugin.read_text().replace(packs, "pass"))
-    monkeypatch.setattr(vllm, "_WORKER", worker)
+    monkeypatch.setattr(vllm, "WORKER", worker)
     with pytest.raises(EngineError, match="log-probabilities differ from those of the weights that were sent"):
         made(models[0])
 
