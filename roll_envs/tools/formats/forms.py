@@ -41,8 +41,7 @@ class Form(NamedTuple):
     key: str = ""
     """Pattern: the name of an argument in a group, up to its value."""
     value_end: str = ""
-    """Pattern: where a value ends; in order when by ``closing``."""
-    closing: str = ""
+    """Pattern: where a value ends."""
     thoughts: bool = True
     """Whether thoughts, which are left unread, stand before the calls in tags."""
 
@@ -131,10 +130,10 @@ _TEXTS: dict[str, dict[str, Any]] = {
         "tail": _RESPONSES,
         "begin": r"(?:<tool_call>\s*)?<function=|<tool_call>",
         "name": r"(?<=<function=)(?P<name>[^<>\n]{1,200})>\s*",
-        "end": "</function>",
+        # Models leave closing tags out; a reply that was cut has none of them.
+        "end": "</function>|(?=</tool_call>)",
         "key": r"<parameter=([^<>\n]{1,200})>",
-        "value_end": "</parameter>|</function>|</tool_call>",
-        "closing": "</parameter>",
+        "value_end": "</parameter>|(?=<parameter=|</function>|</tool_call>)",
     },
     "deepseek": {
         "form": "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>",
@@ -187,7 +186,6 @@ _TEXTS: dict[str, dict[str, Any]] = {
         "end": r"</tool_call>|\Z",
         "key": r"<arg_key>([^<>]{1,200})</arg_key>\s*<arg_value>",
         "value_end": "</arg_value>",
-        "closing": "</arg_value>",
     },
     "fenced": {
         "form": '```tool\n{"name": ..., "arguments": {...}}\n```',
