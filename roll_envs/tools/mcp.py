@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,11 +51,16 @@ class McpServer:
         """Raises :class:`McpRefusalError`, and :class:`EnvironmentFaultError` when the server is gone for good."""
         # Counted before the call: one that fails may have changed the server's state as well.
         earlier, self._calls = self._calls, self._calls + 1
+        left_s = deadline_s
         for again in (False, True):
+            started = time.monotonic()
             try:
-                return self._opened().call(name, arguments, deadline_s=deadline_s)
+                return self._opened().call(name, arguments, deadline_s=left_s)
             except ServerGoneError as error:
+                left_s -= time.monotonic() - started
                 self.drop()
+                if left_s <= 0:  # it stalled, and would again
+                    raise
                 if again:
                     raise EnvironmentFaultError(f"{error} (again, after one restart)") from error
                 if earlier and not self.stateless:

@@ -37,8 +37,9 @@ def llama_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
     """A JSON object alone, ``<|python_tag|>`` before it or before code, or ``<function=name>{...}</function>``.
 
     ``<|python_tag|>`` is a special token, which decoding usually leaves out; a JSON object that is the whole answer is
-    therefore a call without it, where it has a name and arguments, as for vLLM's parser. Code after the tag is a call of the tool ``python``, unless it is
-    ``NAME.call(key=value)``, by which built-in tools are called, and there is a tool of that name.
+    therefore a call without it, where it has a name and arguments, as for vLLM's parser. Code after the tag is a call
+    of the tool ``python``, unless it is ``NAME.call(key=value)``, by which built-in tools are called, and there is a
+    tool of that name.
     """
     _, tag, behind = text.partition(_LLAMA_TAG)
     if tag:
