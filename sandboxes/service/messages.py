@@ -86,6 +86,8 @@ BIG_BYTES = 1 << 18
 MOST_ERRORS = 5
 MOST_ITEMS = 10_000
 """Of a list or an object that is a field: pydantic would describe each of millions that do not fit, for seconds."""
+MOST_KEYS, MOST_LISTS = 200_000, 2_000_000
+"""Of a whole body; each number takes about a tenth of a second to read."""
 
 
 class BodyBudget:
@@ -199,19 +201,23 @@ def read_files(files: dict[str, str | None], settings: Settings) -> dict[str, by
 
 
 def parse_json(text: bytes | str, what: str) -> Any:
-    """Parse JSON in UTF-8, nested up to 200 levels, without lone surrogates. Raises :class:`Refusal` (400)."""
+    """Parse JSON in UTF-8, nested up to 200 levels, without lone surrogates. Raises :class:`Refusal`: 400, and 422 for
+    more parts than can be read at once: no other thread runs meanwhile."""
+    dense = (text.encode() if isinstance(text, str) else text).translate(None, b" \t\r\n")
+    for name, mark, most in (("keys", b'":', MOST_KEYS), ("lists", b"[", MOST_LISTS)):
+        if (count := dense.count(mark)) > most:
+            raise Refusal(422, "too_many", f"{what} may have {most} {name}, not {count} (those in texts count too)")
+    gc.disable()  # it would look at millions of new lists again and again, for seconds in which no other thread runs
     try:
         return pydantic_core.from_json(text, allow_inf_nan=False)
     except ValueError as error:  # also what is no UTF-8, and numbers with thousands of digits
         raise Refusal(400, "json", f"{what} is not JSON: {error}"[:300]) from error
+    finally:
+        gc.enable()
 
 
 def _parse(body: bytes) -> dict[str, Any]:
-    gc.disable()  # it would look at millions of new lists again and again, for seconds in which no other thread runs
-    try:
-        data = parse_json(body, "the body")
-    finally:
-        gc.enable()
+    data = parse_json(body, "the body")
     if not isinstance(data, dict):
         raise Refusal(422, "form", f"the body must be a JSON object, not {type(data).__name__}")
     return data
