@@ -12,12 +12,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from roll_envs.background import forget_in_children
 from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
 from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
@@ -88,13 +86,7 @@ class LlmJudge(Endpoint):
         self._cache = ReplyCache(self.cache_dir, self.cache_items)
         self._client = ChatClient(self)
         self._in_progress: dict[str, asyncio.Task[_JudgeResult | Failed]] = {}
-        self._totals, self._totals_lock = dict(_FREE), threading.Lock()
-        forget_in_children(self)
-
-    def forget(self) -> None:
-        """Begin with free locks and nothing under way, in a child made by ``os.fork``."""
-        self._totals_lock = threading.Lock()
-        self._in_progress = {}
+        self._totals = dict(_FREE)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         most_s = self.asks * self.queue_s + self.deadline_s + _SPARE_S
@@ -112,8 +104,7 @@ class LlmJudge(Endpoint):
     @property
     def usage(self) -> dict[str, float]:
         """Totals so far: ``prompt_tokens``, ``completion_tokens``, ``requests``."""
-        with self._totals_lock:
-            return dict(self._totals)
+        return dict(self._totals)
 
     def close(self) -> None:
         """Close connections; any number of times."""
@@ -203,10 +194,9 @@ class LlmJudge(Endpoint):
 
     def _count(self, cost: dict[str, float], reply: ChatReply) -> None:
         spent = (reply.answer.prompt_tokens, reply.answer.completion_tokens, reply.tries)
-        with self._totals_lock:
-            for name, number in zip(_FREE, spent, strict=True):
-                cost[name] += number
-                self._totals[name] += number
+        for name, number in zip(_FREE, spent, strict=True):  # only the thread of the requests does this
+            cost[name] += number
+            self._totals[name] += number
 
     def _score(self, told: list[_JudgeResult]) -> Score:
         parts = {name: sum(one.cost[name] for one in told) for name in _FREE}

@@ -553,7 +553,7 @@ def test_a_child_process_starts_over() -> None:
         while not server.requests:
             time.sleep(0.01)
         # As if a thread of the parent held every lock at this moment; none of them is released in the child.
-        with judge._client.background._lock, judge._cache._known._lock, judge._totals_lock:
+        with judge._client.background._lock, judge._cache._known._lock:
             child = os.fork()
             if child == 0:  # within the block, which would release the locks
                 verdict = judge("a", "b")  # which the parent is asking just now
