@@ -12,15 +12,18 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError, check_number
+from pydantic import Field
+
+from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
 from roll_envs.recent import Recent
 from roll_envs.sandbox import SANDBOX_CPUS, Language, Limits, Program, RunResult, Sandbox, SandboxSession
 from sandboxes.languages import BINARY, ROWS
 from sandboxes.pool import NotBegunError, Pool, Slot
 from sandboxes.programs import Order, Place, check_limits, check_path, compile_order, order, session_head
 
+Slots = Annotated[int, Field(ge=1, le=1024)]
 T = TypeVar("T")
 _log = logging.getLogger("sandboxes")
 
@@ -57,7 +60,6 @@ class SlotSandbox(Sandbox):
 
     def __init__(self, slots: int | None, limits: Limits | None) -> None:
         self._count = os.cpu_count() or 1 if slots is None else slots
-        check_number("slots", self._count, lambda n: n in range(1, 1025), "a whole number from 1 to 1024")
         self._limits = check_limits(limits or Limits())
         self._pid = os.getpid()
         self._binaries: Recent[bytes, RunResult] = Recent(_KEPT_BINARIES)

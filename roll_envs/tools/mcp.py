@@ -116,8 +116,6 @@ def make_mcp_tools(
     :class:`ServerGoneError` when the server is not ready within ``start_s`` seconds."""
     if bool(command) == bool(url):
         raise ConfigError("tool 'mcp' needs either command (a list: program and arguments) or url")
-    if isinstance(command, str) or not all(isinstance(part, str) for part in command):
-        raise ConfigError(f"tool 'mcp': command must be a list of texts, such as [python, server.py], not {command!r}")
     endpoint = McpEndpoint(command=tuple(command), env=dict(env or {}), url=url)
     server = McpServer(endpoint, stateless=stateless, start_s=start_s)
     try:

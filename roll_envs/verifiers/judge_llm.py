@@ -14,17 +14,17 @@ import concurrent.futures
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
+from pydantic import Field
+
+from roll_envs.errors import ConfigError
 from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
-
-KINDS = ("correctness", "rubric", "pairwise")
 
 
 class _JudgeResult(NamedTuple):
@@ -64,23 +64,19 @@ class LlmJudge(Endpoint):
     kind: Literal["correctness", "rubric", "pairwise"] = "correctness"
     criteria: Mapping[str, str | Mapping[str, Any]] | None = None
     scale: Sequence[int] = (1, 5)
-    threshold: float | None = None
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     guidance: str = ""
-    max_chars: int = 20_000
+    max_chars: Annotated[int, Field(ge=100)] = 20_000
     cache_dir: str | os.PathLike[str] | None = None
     cache_items: int = 10_000
-    asks: int = 3
+    asks: Annotated[int, Field(ge=1, le=10)] = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_of("kind", self.kind, KINDS)
         if self.criteria is not None and self.kind != "rubric":
             raise ConfigError(f"criteria belong to kind 'rubric', not to {self.kind!r}")
-        if self.threshold is not None:
-            wanted = "a number from 0 to 1, for correctness or rubric"
-            check_number("threshold", self.threshold, lambda n: 0 <= n <= 1 and self.kind != "pairwise", wanted)
-        check_whole("max_chars", self.max_chars, 100)
-        check_number("asks", self.asks, lambda n: n in range(1, 11), "a whole number from 1 to 10")
+        if self.threshold is not None and self.kind == "pairwise":
+            raise ConfigError("threshold is for kind 'correctness' or 'rubric', not for 'pairwise'")
         rubric = self.kind == "rubric"
         self.form = forms.rubric_form(self.criteria or {}, self.scale) if rubric else forms.ONE_WORD[self.kind]
         self._cache = ReplyCache(self.cache_dir, self.cache_items)

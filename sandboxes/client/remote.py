@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import CancelledError
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
 from roll_envs.background import EventLoopThread
-from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError, check_number, check_one_of, check_whole
+from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, RunStatus, Sandbox, SandboxSession
 from sandboxes.client.retrying import Deadline, Reply, RetryingClient, TransientError
 from sandboxes.languages import FUSION_OF, longest_s
@@ -105,7 +107,6 @@ def _fusion_part(
 
 T = TypeVar("T")
 
-APIS = ("auto", "native", "fusion")
 # Clients of SandboxFusion want a URL with the route; it is taken off here.
 ROUTES = ("/run_code", "/v1/run")
 ANSWER_S = 5.0
@@ -126,16 +127,12 @@ class RemoteSandbox(Sandbox):
         url: str,
         *,
         token: str | None = None,
-        timeout_s: float = 60.0,
-        retries: int = 5,
-        max_connections: int = 64,
-        api: str = "auto",
+        timeout_s: PositiveFloat = 60.0,
+        retries: NonNegativeInt = 5,
+        max_connections: PositiveInt = 64,
+        api: Literal["auto", "native", "fusion"] = "auto",
     ) -> None:
         """Raises :class:`ConfigError`; connects with the first call."""
-        check_one_of("api", api, APIS)
-        check_number("timeout_s", timeout_s, lambda s: s > 0, "above 0")
-        check_whole("retries", retries, 0)
-        check_whole("max_connections", max_connections)
         if token is not None and (not token.isascii() or not token.isprintable()):
             raise ConfigError("token must be printable ASCII, without line ends")
         self.url = _base_of(url)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from roll_envs.errors import ConfigError, SandboxError, check_one_of
+from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits
 from sandboxes.programs import Place
-from sandboxes.slots import SlotSandbox
+from sandboxes.slots import Slots, SlotSandbox
 
 from .cgroups import remove_later
 from .host import View, executable, find_tool, installed_languages, view_of_host
@@ -37,7 +37,7 @@ class LocalSandbox(SlotSandbox):
     def __init__(
         self,
         *,
-        slots: int | None = None,
+        slots: Slots | None = None,
         limits: Limits | None = None,
         languages: Sequence[Language] | None = None,
         python_paths: Sequence[str] = (),
@@ -45,7 +45,6 @@ class LocalSandbox(SlotSandbox):
         minimum_isolation: Tier = "full",
     ) -> None:
         super().__init__(slots, limits)
-        check_one_of("minimum_isolation", minimum_isolation, TIERS)
         view = view_of_host(installed_languages() if languages is None else languages, python_paths)
         self._isolation = self._choose_isolation(view, minimum_isolation, preload)
 
