@@ -82,7 +82,8 @@ class LlmJudge(Endpoint):
         self._cache = ReplyCache(self.cache_dir, self.cache_items)
         self._client = ChatClient(self)
         self._in_progress: dict[str, asyncio.Task[_JudgeResult | Failed]] = {}
-        self._totals = dict(_FREE)
+        self.usage = dict(_FREE)
+        """Totals so far: ``prompt_tokens``, ``completion_tokens``, ``requests``."""
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         most_s = self.asks * self.queue_s + self.deadline_s + _SPARE_S
@@ -96,11 +97,6 @@ class LlmJudge(Endpoint):
     async def ajudge(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         """Judge for asynchronous callers, on any event loop, without a thread for each call."""
         return await asyncio.wrap_future(self._client.background.submit(self._judge(answer, reference, context)))
-
-    @property
-    def usage(self) -> dict[str, float]:
-        """Totals so far: ``prompt_tokens``, ``completion_tokens``, ``requests``."""
-        return dict(self._totals)
 
     def close(self) -> None:
         """Close connections; any number of times."""
@@ -192,7 +188,7 @@ class LlmJudge(Endpoint):
         spent = (reply.answer.prompt_tokens, reply.answer.completion_tokens, reply.tries)
         for name, number in zip(_FREE, spent, strict=True):  # only the thread of the requests does this
             cost[name] += number
-            self._totals[name] += number
+            self.usage[name] += number
 
     def _score(self, told: list[_JudgeResult]) -> Score:
         parts = {name: sum(one.cost[name] for one in told) for name in _FREE}

@@ -46,13 +46,14 @@ class LocalSandbox(SlotSandbox):
     ) -> None:
         super().__init__(slots, limits)
         view = view_of_host(installed_languages() if languages is None else languages, python_paths)
-        self._isolation = self._choose_isolation(view, minimum_isolation, preload)
+        self.isolation = self._choose_isolation(view, minimum_isolation, preload)
+        """The isolation tier in use, its layers, and the layers that are missing."""
 
     def _choose_isolation(self, view: View, minimum: Tier, preload: Sequence[str]) -> Isolation:
         """Start the first slot with the strongest tier that works here; raise if that is below the minimum."""
         failed = []
         for candidate in candidates(view):
-            shown = candidate.view(view)
+            shown, tier = candidate.view(view), candidate.isolation.tier
             self._place = _place(shown)
             try:
                 if candidate.refused:
@@ -61,25 +62,20 @@ class LocalSandbox(SlotSandbox):
                 # ways. The other slots are made when they are needed.
                 self._begin(functools.partial(_new_slot, _plan(shown, preload, candidate), candidate), 1, START_S)
             except SandboxError as error:
-                failed.append(f"{candidate.tier!r}: {error}")
+                failed.append(f"{tier!r}: {error}")
                 continue
-            if TIERS.index(candidate.tier) <= TIERS.index(minimum):
+            if TIERS.index(tier) <= TIERS.index(minimum):
                 return candidate.isolation
             self.close()
             why = "; ".join(failed)
-            if candidate.tier == "no-cgroup":
+            if tier == "no-cgroup":
                 why = f"no cgroup can be made here ({candidate.lacking})"
             raise SandboxError(
-                f"isolation {minimum!r} cannot be had here: {why}; what works here is {candidate.tier!r} "
+                f"isolation {minimum!r} cannot be had here: {why}; what works here is {tier!r} "
                 f"(without {', '.join(candidate.isolation.missing)}): allow it with "
-                f"minimum_isolation={candidate.tier!r}, or see docs/sandboxes.md for what the stronger ones need"
+                f"minimum_isolation={tier!r}, or see docs/sandboxes.md for what the stronger ones need"
             )
         raise SandboxError(f"no local sandbox works here: {'; '.join(failed)}")
-
-    @property
-    def isolation(self) -> Isolation:
-        """The isolation tier in use, its layers, and the layers that are missing."""
-        return self._isolation
 
 
 def _place(view: View) -> Place:
