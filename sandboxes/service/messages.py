@@ -203,10 +203,7 @@ def read_files(files: dict[str, str | None], settings: Settings) -> dict[str, by
 def parse_json(text: bytes | str, what: str) -> Any:
     """Parse JSON in UTF-8, nested up to 200 levels, without lone surrogates. Raises :class:`Refusal`: 400, and 422 for
     more parts than can be read at once: no other thread runs meanwhile."""
-    dense = (text.encode() if isinstance(text, str) else text).translate(None, b" \t\r\n")
-    for name, mark, most in (("keys", b'":', MOST_KEYS), ("lists", b"[", MOST_LISTS)):
-        if (count := dense.count(mark)) > most:
-            raise Refusal(422, "too_many", f"{what} may have {most} {name}, not {count} (those in texts count too)")
+    check_parts(text.encode() if isinstance(text, str) else text, what)
     gc.disable()  # it would look at millions of new lists again and again, for seconds in which no other thread runs
     try:
         return pydantic_core.from_json(text, allow_inf_nan=False)
@@ -214,6 +211,14 @@ def parse_json(text: bytes | str, what: str) -> Any:
         raise Refusal(400, "json", f"{what} is not JSON: {error}"[:300]) from error
     finally:
         gc.enable()
+
+
+def check_parts(text: bytes, what: str) -> None:
+    """Raise :class:`Refusal` (422) for JSON with more parts than can be read at once."""
+    dense = text.translate(None, b" \t\r\n")
+    for name, mark, most in (("keys", b'":', MOST_KEYS), ("lists", b"[", MOST_LISTS)):
+        if (count := dense.count(mark)) > most:
+            raise Refusal(422, "too_many", f"{what} may have {most} {name}, not {count} (those in texts count too)")
 
 
 def _parse(body: bytes) -> dict[str, Any]:
