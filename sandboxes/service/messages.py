@@ -81,8 +81,6 @@ def encode_json(body: Mapping[str, Any]) -> bytes:
 
 F = TypeVar("F", bound=pydantic.BaseModel)
 
-BIG_BYTES = 1 << 18
-"""Longer bodies are parsed in a thread, so that the event loop is not blocked."""
 MOST_ERRORS = 5
 MOST_ITEMS = 10_000
 """Of a list or an object that is a field: pydantic would describe each of millions that do not fit, for seconds."""
@@ -150,10 +148,11 @@ async def read_json(request: Request, settings: Settings, hold: Callable[[int], 
     if kind != "application/json":
         # Any web page can make a browser post other types to a local service without permission (CORS); not this type.
         raise Refusal(415, "content_type", f"send Content-Type: application/json, not {kind[:80] or 'none'!r}")
-    body = await read_body(request, settings, hold)
-    if len(body) > BIG_BYTES:
-        return await asyncio.to_thread(_parse, body)
-    return _parse(body)
+    # Not in a thread: no other one runs while JSON is parsed, for which its parts are bounded.
+    data = parse_json(await read_body(request, settings, hold), "the body")
+    if not isinstance(data, dict):
+        raise Refusal(422, "form", f"the body must be a JSON object, not {type(data).__name__}")
+    return data
 
 
 def fill(form: type[F], data: dict[str, Any]) -> F:
@@ -219,13 +218,6 @@ def check_parts(text: bytes, what: str) -> None:
     for name, mark, most in (("keys", b'":', MOST_KEYS), ("lists", b"[", MOST_LISTS)):
         if (count := dense.count(mark)) > most:
             raise Refusal(422, "too_many", f"{what} may have {most} {name}, not {count} (those in texts count too)")
-
-
-def _parse(body: bytes) -> dict[str, Any]:
-    data = parse_json(body, "the body")
-    if not isinstance(data, dict):
-        raise Refusal(422, "form", f"the body must be a JSON object, not {type(data).__name__}")
-    return data
 
 
 def _too_long(most: int) -> NoReturn:
