@@ -54,7 +54,6 @@ READ = [
     ),
     ("qwen3-coder", "<function=add><parameter=a>1</parameter><parameter=b> 2.5 </parameter></function>"),
     ("qwen3-coder", "<tool_call><function=add><parameter=a>1<parameter=b>2.5</parameter></function></tool_call>"),
-    ("qwen3-coder", "<function=add><parameter=a>1</parameter><parameter=b>2.5</function>"),
     ("qwen3-coder", "<tool_call><function=add><parameter=a>1</parameter><parameter=b>2.5</parameter></tool_call>"),
     ("fenced", 'First:\n```tool\n{"name": "add", "arguments": {"a": 1, "b": 2.5}}\n```\nThen more.'),
     ("fenced", '```tool  \r\n{"name": "add", "arguments": {"a": 1, "b": 2.5}}'),
@@ -131,6 +130,7 @@ MALFORMED = [
     ("llama3", "<function=add>{a}</function>", "the arguments of 'add' are malformed"),
     ("llama3", "<function=add>{} done", "not closed: 'done' follows"),
     ("llama3-function", "<function=>{}</function>", "a name is expected"),
+    ("kimi", "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|><a>1</a><|tool_call_end|>", "malformed"),
     ("mistral", "[TOOL_CALLS] I would", "expecting value"),
     ("mistral", "[TOOL_CALLS][]", "the list of calls is empty"),
     ("mistral", '[{"name": "add", "arguments": {}', "the list of calls is malformed"),
@@ -139,6 +139,12 @@ MALFORMED = [
     ("openai", '{"tool_calls": []} and', "nothing may follow"),
     ("qwen3-coder", "<tool_call>add</tool_call>", "a name is expected, not 'add</tool_call>'"),
     ("qwen3-coder", "<function=add><parameter=a>1", "the argument 'a' of 'add' is not closed"),
+    ("qwen3-coder", "<function=add><parameter=a>1</function>", "the argument 'a' of 'add' is not closed"),
+    (
+        "qwen3-coder",
+        "<tool_call><function=add><parameter=a>1</tool_call>\n<tool_call><function=add></function></tool_call>",
+        "the argument 'a' of 'add' is not closed",
+    ),
     ("qwen3-coder", "<tool_call><function=add><parameter=a>1</parameter>", "'' stands where 'add' goes on"),
     (
         "qwen3-coder",
@@ -200,7 +206,7 @@ def test_the_call_after_a_bad_one_is_still_read() -> None:
     found = TOOL_FORMATS["hermes"].parse(text, SPECS)
     assert isinstance(found[0], BadCall)
     assert found[1:] == (CALL,)
-    coder = "<function=a>1</function><function=add><parameter=a>1</parameter></function>"
+    coder = "<function=a><parameter=x>1</function><function=add><parameter=a>1</parameter></function>"
     assert TOOL_FORMATS["qwen3-coder"].parse(coder, SPECS)[1:] == (ToolCall(name="add", arguments={"a": 1}),)
 
 
@@ -243,11 +249,15 @@ def test_qwen_coder_reads_values_by_a_schema_without_a_type_of_its_own(schema: d
 
 
 def test_a_closing_tag_in_a_value() -> None:
-    text = "print('</tool_call>')"
-    call = ToolCall(name="echo", arguments={"text": text})
-    assert TOOL_FORMATS["hermes"].parse(TOOL_FORMATS["hermes"].render([call]), SPECS) == (call,)
-    with pytest.raises(ConfigError, match="holds a tag"):
-        TOOL_FORMATS["qwen3-coder"].render([call])
+    call = ToolCall(name="echo", arguments={"text": "print('</tool_call>')"})
+    for name in ("hermes", "qwen3-coder"):
+        assert TOOL_FORMATS[name].parse(TOOL_FORMATS[name].render([call]), SPECS) == (call,)
+    for text in ("print('</parameter>')", "print('</function>')", "print('<parameter=a>')"):
+        with pytest.raises(ConfigError, match="holds a tag"):
+            TOOL_FORMATS["qwen3-coder"].render([ToolCall(name="echo", arguments={"text": text})])
+    # Nothing of it is run.
+    cut = "<function=echo><parameter=text>print('</function>')</parameter></function>"
+    assert not any(isinstance(found, ToolCall) for found in TOOL_FORMATS["qwen3-coder"].parse(cut, SPECS))
     whole = ToolCall(name="echo", arguments={"text": '<tool_call>{"name": "add"}</tool_call>'})
     assert TOOL_FORMATS["hermes"].parse(TOOL_FORMATS["hermes"].render([whole, call]), SPECS) == (whole, call)
 

@@ -47,8 +47,8 @@ def marked_calls(text: str, specs: Mapping[str, ToolSpec], form: Form) -> Iterat
 def _json_calls(text: str, at: int, name: str | None, form: Form) -> tuple[Sequence[Call], int]:
     """The calls in the JSON at ``at``, which are the arguments of ``name`` where there is one; and where to go on."""
     what = "the call is" if name is None else f"the arguments of {clip(name)!r} are"
-    # No JSON begins with "<": a closing mark follows at once.
-    empty = name is not None and text.startswith("<", skip_space(text, at))
+    # The mark that closes the call follows at once.
+    empty = name is not None and text.startswith(("<|", "<｜", "</function>"), skip_space(text, at))
     read = JsonRead({}, at) if empty else read_json(text, at)
     at = max(read.end, at)
     if read.problem:
@@ -66,9 +66,10 @@ def _raw_call(text: str, at: int, name: str, specs: Mapping[str, ToolSpec], form
     arguments: dict[str, Any] = {}
     while (key := re.compile(form.key).match(text, at)) is not None:
         ending = re.compile(form.value_end).search(text, key.end())
-        if ending is None:
+        if ending is None or ending.groupdict().get("cut"):
             reason = f"the argument {clip(key[1].strip())!r} of {clip(name)!r} is not closed; write {form.form}"
-            return [BadCall(reason=reason)], len(text)  # what a tag that never closes holds is not read again
+            # What a tag that never closes holds is not read again.
+            return [BadCall(reason=reason)], len(text) if ending is None else ending.end()
         arguments[key[1].strip()] = _value_of(text[key.end() : ending.start()], specs.get(name), key[1].strip())
         at = skip_space(text, ending.end())
     if (end := re.compile(form.end).match(text, at)) is None:
