@@ -177,19 +177,16 @@ class SlotSession(SandboxSession):
     def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
         limits = check_limits(limits or self._limits)
         with self._open() as slot:
-            return self._run(slot, source, limits)
-
-    def _run(self, slot: Slot, source: str, limits: Limits) -> RunResult:
-        if self._sandbox._shape(replace(limits, memory_mb=self._limits.memory_mb)) != slot.shape:
-            raise ConfigError(
-                f"limits: processes={limits.processes} and files_mb={limits.files_mb} differ from the session's "
-                f"({self._limits.processes}, {self._limits.files_mb}), which are fixed when it is opened"
-            )
-        self._cells += 1
-        ended = slot.cell(self._cells, source.encode("utf-8", "surrogatepass"), limits)
-        # No report: the kernel killed what answers with the programs, and the session with it.
-        self._lost = ended.report is None
-        return ended.result(slot.isolation)
+            if self._sandbox._shape(replace(limits, memory_mb=self._limits.memory_mb)) != slot.shape:
+                raise ConfigError(
+                    f"limits: processes={limits.processes} and files_mb={limits.files_mb} differ from the session's "
+                    f"({self._limits.processes}, {self._limits.files_mb}), which are fixed when it is opened"
+                )
+            self._cells += 1
+            ended = slot.cell(self._cells, source.encode("utf-8", "surrogatepass"), limits)
+            # No report: the kernel killed what answers with the programs, and the session with it.
+            self._lost = ended.report is None
+            return ended.result(slot.isolation)
 
     def upload(self, path: str, content: bytes) -> None:
         with self._open() as slot:

@@ -70,11 +70,11 @@ class CodeVerifier:
     in both. ``time_s`` and ``memory_mb`` bound each test, ``compile_s`` the compiler, ``total_s`` all tests of an
     answer: those left over then are not passed. ``comparison`` of printed output: ``tolerant`` (whitespace, rounding)
     or ``exact``; ``tolerance`` for floats in it and, when given, in returned values, which are else compared exactly.
-    ``sandbox``: a sandbox, or the name of a backend whose one instance for this process all verifiers share.
-    ``tests_sandbox``: where tests and
-    checkers run, with at least as many slots as answers that are judged at a time; by default a local one that shows
-    the packages installed here. ``tests_inside`` accepts tests that the program could cheat: they run beside it, or
-    compare by its own classes; such a score says ``can_be_cheated``.
+    ``sandbox``: a sandbox, which its owner closes, or the name of a backend whose one instance all verifiers share
+    until the process ends. ``tests_sandbox``: where tests and checkers run, with at least as many slots as answers that
+    are judged at a time; by default a local one that shows the packages installed here. ``tests_inside`` accepts tests
+    that the program could cheat: they run beside it, or compare by its own classes; such a score says
+    ``can_be_cheated``.
     """
 
     sandbox: Sandbox | str = "local"
@@ -127,9 +127,6 @@ class CodeVerifier:
             sandbox = _made(self.sandbox, self.sandbox_kwargs)
             if imported and sandbox.run(Program(source=look), timeout_s=self.wait_s).ok:
                 raise Unusable(f"module {name!r}, which the program imports, is missing in its sandbox")
-
-    def close(self) -> None:
-        """Closes nothing: a given sandbox belongs to the caller, a named one is shared until the process ends."""
 
     # -- programs with input -------------------------------------------------------------------------------------------
 
