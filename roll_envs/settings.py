@@ -13,7 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError, create_model
@@ -158,6 +158,9 @@ def _annotation(make: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
     code = make.__init__ if isinstance(make, type) else make  # type: ignore[misc]
     names = getattr(inspect.unwrap(code), "__globals__", None) or vars(sys.modules[make.__module__])
+    if is_dataclass(make) and isinstance(make, type):  # whose fields may come from a class of another module
+        homes = (each for each in make.__mro__ if parameter.name in inspect.get_annotations(each))
+        names = next((vars(sys.modules[home.__module__]) for home in homes), names)
     try:
         while isinstance(annotation, str):  # typing.get_type_hints would give up all at the first unknown name
             annotation = eval(annotation, dict(names))

@@ -18,6 +18,7 @@ from typing import Any
 
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
 from roll_envs.sandbox import Sandbox, make_sandbox
+from roll_envs.settings import checked_arguments
 from sandboxes.service.settings import MIB, Settings, read_tokens
 
 OPTIONS: Mapping[str, str] = {
@@ -120,7 +121,8 @@ def _settings(options: argparse.Namespace) -> Settings:
     given = {name: value * (MIB if name.endswith("_bytes") else 1) for name, value in asked.items()}
     slots = options.slots if options.slots is not None else 2 * (os.cpu_count() or 1)
     tokens = () if options.token_file is None else read_tokens(options.token_file)
-    return Settings(host=options.host, port=options.port, slots=slots, tokens=tokens, **given)
+    given |= {"host": options.host, "port": options.port, "slots": slots, "tokens": tokens}
+    return Settings(**checked_arguments("roll-sandbox serve", Settings, given))
 
 
 def _maker(backend: str, pairs: Sequence[str]) -> Callable[[], Sandbox]:

@@ -6,6 +6,7 @@ import os
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, NoReturn
 
 from roll_envs.errors import ConfigError, check_number, check_whole
@@ -66,12 +67,6 @@ def check_path(path: str, what: str) -> str:
     return short
 
 
-def _parents(name: str) -> list[str]:
-    """All folders on the way to a file."""
-    parts = name.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-
-
 def _environment(place: Place, extra: Mapping[str, str]) -> dict[str, str]:
     for name, value in extra.items():
         if not name or "=" in name or "\0" in name + value:
@@ -109,7 +104,7 @@ def _order(program: Program, limits: Limits, place: Place, command: Sequence[str
     own = {main, BINARY} if ROWS[program.language].compile else {main}
     for name in own & set(files):
         raise ConfigError(f"files: {name!r} is the name of the program's own source or binary; choose another")
-    folders = {parent for name in files for parent in _parents(name)}
+    folders = {str(parent) for name in files for parent in PurePosixPath(name).parents} - {"."}
     for name in sorted(folders & {*own, *files}):
         raise ConfigError(f"files: {name!r} is a file, and the folder of another one; rename one of them")
     # A file system of 4 KB pages; a quarter of it is left for what the program writes.

@@ -7,19 +7,23 @@ import hashlib
 import logging
 import os
 import signal
+import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError, check_number
+from pydantic import Field
+
+from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
 from roll_envs.recent import Recent
 from roll_envs.sandbox import SANDBOX_CPUS, Language, Limits, Program, RunResult, Sandbox, SandboxSession
 from sandboxes.languages import BINARY, ROWS
 from sandboxes.pool import NotBegunError, Pool, Slot
 from sandboxes.programs import Order, Place, check_limits, check_path, compile_order, order, session_head
 
+Slots = Annotated[int, Field(ge=1, le=1024)]
 T = TypeVar("T")
 _log = logging.getLogger("sandboxes")
 
@@ -56,7 +60,6 @@ class SlotSandbox(Sandbox):
 
     def __init__(self, slots: int | None, limits: Limits | None) -> None:
         self._count = os.cpu_count() or 1 if slots is None else slots
-        check_number("slots", self._count, lambda n: n in range(1, 1025), "a whole number from 1 to 1024")
         self._limits = check_limits(limits or Limits())
         self._pid = os.getpid()
         self._binaries: Recent[bytes, RunResult] = Recent(_KEPT_BINARIES)
@@ -169,43 +172,59 @@ class SlotSession(SandboxSession):
         self._sandbox, self._slot, self._limits = sandbox, slot, limits
         self._lost = self._closed = False
         self._cells = 0
+        self._in_use = threading.Lock()
 
     def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
         limits = check_limits(limits or self._limits)
-        slot = self._open()
-        if self._sandbox._shape(replace(limits, memory_mb=self._limits.memory_mb)) != slot.shape:
-            raise ConfigError(
-                f"limits: processes={limits.processes} and files_mb={limits.files_mb} differ from the session's "
-                f"({self._limits.processes}, {self._limits.files_mb}), which are fixed when it is opened"
-            )
-        self._cells += 1
-        ended = slot.cell(self._cells, source.encode("utf-8", "surrogatepass"), limits)
-        # No report: the kernel killed what answers with the programs, and the session with it.
-        self._lost = ended.report is None
-        return ended.result(slot.isolation)
+        with self._open() as slot:
+            if self._sandbox._shape(replace(limits, memory_mb=self._limits.memory_mb)) != slot.shape:
+                raise ConfigError(
+                    f"limits: processes={limits.processes} and files_mb={limits.files_mb} differ from the session's "
+                    f"({self._limits.processes}, {self._limits.files_mb}), which are fixed when it is opened"
+                )
+            self._cells += 1
+            ended = slot.cell(self._cells, source.encode("utf-8", "surrogatepass"), limits)
+            # No report: the kernel killed what answers with the programs, and the session with it.
+            self._lost = ended.report is None
+            return ended.result(slot.isolation)
 
     def upload(self, path: str, content: bytes) -> None:
-        refused = self._open().write(check_path(path, "upload"), content)
+        with self._open() as slot:
+            refused = slot.write(check_path(path, "upload"), content)
         if refused:
             raise ConfigError(f"upload: {path!r} cannot be written ({refused})")
 
     def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        content = self._open().read(check_path(path, "download"), max_bytes)
+        with self._open() as slot:
+            content = slot.read(check_path(path, "download"), max_bytes)
         if isinstance(content, str):
             raise ConfigError(f"download: {path!r} cannot be read ({content})")
         return content
 
-    def _open(self) -> Slot:
-        if self._lost:
-            raise SandboxError("the session was ended by the memory limit; open a new one")
-        if self._closed or not self._slot.alive:
-            raise SandboxError("the session is closed, or its slot was lost, and its files with it; open another")
-        return self._slot
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Slot]:
+        if not self._in_use.acquire(blocking=False):
+            raise ConfigError("another thread uses this session at this moment; open a session for each thread")
+        try:
+            if self._lost:
+                raise SandboxError("the session was ended by the memory limit; open a new one")
+            if self._closed or not self._slot.alive:
+                raise SandboxError("the session is closed, or its slot was lost, and its files with it; open another")
+            yield self._slot
+        except RollError:
+            raise
+        except BaseException:
+            self._slot.close()  # after an interruption, the answer to its order would be taken for that to the next
+            raise
+        finally:
+            self._in_use.release()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            if self._slot.alive:
+            if self._in_use.locked():
+                self._slot.close()  # the thread that uses it gets a SandboxError
+            elif self._slot.alive:
                 self._slot.end()
             self._sandbox._pool.release(self._slot)
 

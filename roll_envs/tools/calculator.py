@@ -61,7 +61,7 @@ def calculate(expression: str) -> str:
         raise _too_large() from None
     except ZeroDivisionError:
         raise CalculatorError("division by zero") from None
-    except InvalidOperation:
+    except (InvalidOperation, ValueError):  # the latter of the module ``math``
         raise CalculatorError("the result is not a real number") from None
 
 
@@ -244,10 +244,7 @@ def _circular(function: Callable[[float], float]) -> Callable[[Number], Number]:
         # A float of this size has hardly any digits left for the part of a turn.
         if not -(10**15) <= a <= 10**15:
             raise CalculatorError("angles (in radians) may be up to 10^15")
-        try:
-            return Decimal(function(float(a)))
-        except ValueError:
-            raise CalculatorError("the result is not a real number") from None
+        return Decimal(function(float(a)))
 
     return apply
 

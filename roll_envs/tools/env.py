@@ -231,9 +231,8 @@ def _examples(env: TextEnv) -> tuple[str, ...]:
 
 
 def _budget(given: ToolBudget | Mapping[str, Any] | None) -> ToolBudget:
-    if isinstance(given, ToolBudget):
-        return given
-    return ToolBudget(**checked_arguments("budget", ToolBudget, given or {}))
+    plain = asdict(given) if isinstance(given, ToolBudget) else given or {}
+    return ToolBudget(**checked_arguments("budget", ToolBudget, plain))
 
 
 def _record(plain: Mapping[str, Any]) -> CallRecord:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,11 +51,16 @@ class McpServer:
         """Raises :class:`McpRefusalError`, and :class:`EnvironmentFaultError` when the server is gone for good."""
         # Counted before the call: one that fails may have changed the server's state as well.
         earlier, self._calls = self._calls, self._calls + 1
+        left_s = deadline_s
         for again in (False, True):
+            started = time.monotonic()
             try:
-                return self._opened().call(name, arguments, deadline_s=deadline_s)
+                return self._opened().call(name, arguments, deadline_s=left_s)
             except ServerGoneError as error:
+                left_s -= time.monotonic() - started
                 self.drop()
+                if left_s <= 0:  # it stalled, and would again
+                    raise
                 if again:
                     raise EnvironmentFaultError(f"{error} (again, after one restart)") from error
                 if earlier and not self.stateless:
@@ -110,8 +116,6 @@ def make_mcp_tools(
     :class:`ServerGoneError` when the server is not ready within ``start_s`` seconds."""
     if bool(command) == bool(url):
         raise ConfigError("tool 'mcp' needs either command (a list: program and arguments) or url")
-    if isinstance(command, str) or not all(isinstance(part, str) for part in command):
-        raise ConfigError(f"tool 'mcp': command must be a list of texts, such as [python, server.py], not {command!r}")
     endpoint = McpEndpoint(command=tuple(command), env=dict(env or {}), url=url)
     server = McpServer(endpoint, stateless=stateless, start_s=start_s)
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from roll_envs.errors import ConfigError, check_whole
+from pydantic import Field
+
+from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession, explained, make_sandbox
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec, ToolState, object_schema
 
@@ -32,13 +34,12 @@ class PythonTool(Tool):
         *,
         sandbox: str | Sandbox = "local",
         sandbox_kwargs: Mapping[str, Any] | None = None,
-        memory_mb: int = 512,
+        memory_mb: Annotated[int, Field(ge=32)] = 512,
         name: str = "python",
     ) -> None:
         """``sandbox`` is a backend's name (made with ``sandbox_kwargs``), or a sandbox that its owner closes."""
         if isinstance(sandbox, Sandbox) and sandbox_kwargs:
             raise ConfigError("sandbox_kwargs are for a sandbox that is named; this one is made already")
-        check_whole("memory_mb", memory_mb, 32)
         self._backend, self._backend_kwargs = sandbox, dict(sandbox_kwargs or {})
         self._memory_mb = memory_mb
         self._sandbox: Sandbox | None = sandbox if isinstance(sandbox, Sandbox) else None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from roll_envs.errors import ConfigError, check_whole
+from pydantic import Field, PositiveInt
+
+from roll_envs.errors import ConfigError
 from roll_envs.tools.search_index import Document, SearchIndex, load_index, words_of_text
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec, object_schema
 
@@ -24,17 +26,14 @@ class SearchTool(Tool):
         *,
         corpus: str,
         index: str | None = None,
-        results: int = 3,
-        most_results: int = 10,
-        snippet_chars: int = 400,
+        results: PositiveInt = 3,
+        most_results: PositiveInt = 10,
+        snippet_chars: Annotated[int, Field(ge=20)] = 400,
         name: str = "search",
         about: str = "a collection of documents",
     ) -> None:
         """``results`` documents are shown where the call does not say how many, up to ``most_results``; ``about`` tells
         the model what it searches in. Raises :class:`ConfigError` for a corpus or number that cannot be used."""
-        check_whole("results", results)
-        check_whole("most_results", most_results)
-        check_whole("snippet_chars", snippet_chars, 20)
         if results > most_results:
             raise ConfigError(f"results ({results}) must not be more than most_results ({most_results})")
         self.index: SearchIndex = load_index(corpus, index)

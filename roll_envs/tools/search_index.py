@@ -12,6 +12,7 @@ in the corpus file and are read by their place in it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -37,7 +38,6 @@ MAX_QUERY_CHARS = 2000
 
 _WORD = re.compile(r"[^\W_]+")
 _CACHED = 8
-_cache: dict[tuple[str, int, int], SearchIndex] = {}
 _lock = threading.Lock()
 
 
@@ -113,17 +113,13 @@ def load_index(corpus: str | os.PathLike[str], index: str | os.PathLike[str] | N
     except OSError as error:
         raise ConfigError(f"corpus {str(corpus)!r} cannot be read: {error.strerror or error}") from error
     saved = Path(index) if index is not None else path.with_name(path.name + ".bm25.npz")
-    # A corpus that was changed is another one.
-    key = (str(path), seen.st_mtime_ns, seen.st_size)
     with _lock:  # one thread builds the index, others wait for it
-        if key not in _cache:
-            while len(_cache) >= _CACHED:
-                del _cache[next(iter(_cache))]
-            _cache[key] = _load(path, saved)
-        return _cache[key]
+        return _load(path, saved, (seen.st_mtime_ns, seen.st_size))
 
 
-def _load(path: Path, saved: Path) -> SearchIndex:
+@functools.lru_cache(_CACHED)
+def _load(path: Path, saved: Path, version: tuple[int, int]) -> SearchIndex:
+    """``version``: a corpus that was changed is another one."""
     # The whole file is read: with a changed corpus the saved places of documents would be wrong.
     digest = _digest(path)
     arrays = _read(saved, digest)

@@ -11,10 +11,11 @@ import abc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from roll_envs.errors import check_number, check_whole
+from pydantic import Field, PositiveInt
 
+Seconds = Annotated[float, Field(gt=0, lt=math.inf)]
 ToolState = Literal["none", "replay", "outside"]
 """What a tool keeps from call to call: nothing; something that the same calls build up again; or something that lives
 outside of this process and cannot be brought back."""
@@ -83,24 +84,18 @@ class CallRecord:
 class ToolBudget:
     """What the calls of one episode may use. What goes over is refused or cut, and the text says so."""
 
-    calls: int = 16
+    calls: PositiveInt = 16
     """Calls of an episode; malformed ones count."""
-    calls_per_turn: int = 4
+    calls_per_turn: PositiveInt = 4
     """Calls of one answer."""
-    seconds: float = 120.0
+    seconds: Seconds = 120.0
     """Of all calls of an episode together."""
-    call_seconds: float = 10.0
+    call_seconds: Seconds = 10.0
     """Of one call."""
-    output_chars: int = 32_000
+    output_chars: PositiveInt = 32_000
     """Shown of all results of an episode together."""
-    call_chars: int = 4_000
+    call_chars: PositiveInt = 4_000
     """Shown of one result."""
-
-    def __post_init__(self) -> None:
-        for name in ("calls", "calls_per_turn", "output_chars", "call_chars"):
-            check_whole(f"budget.{name}", getattr(self, name))
-        for name in ("seconds", "call_seconds"):
-            check_number(f"budget.{name}", getattr(self, name), lambda s: 0 < s < math.inf, "a number above 0")
 
 
 class Tool(abc.ABC):

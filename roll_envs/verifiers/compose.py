@@ -10,10 +10,12 @@ A part that could not judge makes the whole :class:`Failed` wherever its verdict
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roll_envs.errors import ConfigError, UnknownNameError, check_number
+from pydantic import FiniteFloat
+
+from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.verifiers.judging import close_verifier, judge
 from roll_envs.verifiers.registry import as_verifier
 from roll_envs.verifiers.types import Failed, Score, Verdict, Verifier
@@ -87,15 +89,14 @@ class WeightedSum(_Composite):
         self,
         *,
         parts: Mapping[str, PartSpec],
-        weights: Mapping[str, float] | None = None,
-        required: Collection[str] | None = None,
+        weights: Mapping[str, FiniteFloat] | None = None,
+        required: Sequence[str] | None = None,
     ) -> None:
         super().__init__(parts=parts)
         given = weights or {}
-        for name, weight in given.items():
+        for name in given:
             if name not in self.parts:
                 raise UnknownNameError("part", name, self.parts)
-            check_number(f"the weight of part {name!r}", weight, math.isfinite, "a finite number")
         self.weights = {name: float(given.get(name, 1.0)) for name in self.parts}
         self.required = _chosen(required, self.parts, [n for n, w in self.weights.items() if w > 0])
 
@@ -126,10 +127,9 @@ class AnyOf(_Composite):
     :class:`Failed`, since the failed part might have passed.
     """
 
-    def __init__(self, *, parts: Mapping[str, PartSpec], enough: float = 1.0) -> None:
+    def __init__(self, *, parts: Mapping[str, PartSpec], enough: FiniteFloat = 1.0) -> None:
         super().__init__(parts=parts)
-        check_number("enough, the value that settles it,", enough, math.isfinite, "a finite number")
-        self.enough = float(enough)
+        self.enough = enough
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         scores, reasons = self._ask(answer, reference, context, self._settles)
@@ -149,12 +149,11 @@ class Gate(_Composite):
     closed gate nothing is judged, so failures there do not matter.
     """
 
-    def __init__(self, *, parts: Mapping[str, PartSpec], then: PartSpec, closed: float = 0.0) -> None:
+    def __init__(self, *, parts: Mapping[str, PartSpec], then: PartSpec, closed: FiniteFloat = 0.0) -> None:
         super().__init__(parts=parts)
         if _THEN in self.parts:
             raise ConfigError(f"{_THEN!r} is the name of `then`; choose another for that gate")
-        check_number("closed, the value behind a closed gate,", closed, math.isfinite, "a finite number")
-        self.parts[_THEN], self.closed = _make_part(then), float(closed)
+        self.parts[_THEN], self.closed = _make_part(then), closed
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         scores, reasons = self._ask(answer, reference, context, _is_closed)
@@ -175,11 +174,9 @@ def _is_closed(verdict: Verdict) -> bool:
     return isinstance(verdict, Failed) or not verdict.passed
 
 
-def _chosen(given: Collection[str] | None, known: Mapping[str, Verifier], otherwise: list[str]) -> tuple[str, ...]:
+def _chosen(given: Sequence[str] | None, known: Mapping[str, Verifier], otherwise: list[str]) -> tuple[str, ...]:
     if given is None:
         return tuple(otherwise)
-    if isinstance(given, str):
-        raise ConfigError(f"required must be a list of names of parts, not the text {given!r}")
     for name in given:
         if name not in known:
             raise UnknownNameError("part", name, known)

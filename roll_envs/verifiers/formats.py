@@ -11,9 +11,11 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from roll_envs.errors import ConfigError, UnknownNameError, check_number, check_one_of, check_whole
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from roll_envs.errors import ConfigError, UnknownNameError, check_whole
 from roll_envs.tools.arguments import call_problem, check_schema
 from roll_envs.tools.formats import find_tool_format
 from roll_envs.tools.formats.reading import read_whole_json
@@ -22,6 +24,8 @@ from roll_envs.verifiers.extract import after_thinking, fences
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import TEXT_TASKS, shared_pool
 
+Deadline = Annotated[float, Field(gt=0, le=3600)]
+Word = Annotated[str, Field(pattern=r"\S")]
 _NAME = re.compile(r"[A-Za-z_][\w.:-]{0,63}")
 
 
@@ -78,11 +82,7 @@ class FenceVerifier:
     ``only``: nothing but the fence; ``count``: exactly so many of them.
     """
 
-    def __init__(self, *, language: str | None = None, only: bool = False, count: int | None = None) -> None:
-        if language is not None and (not isinstance(language, str) or not language.strip()):
-            raise ConfigError(f"language must be the word after the fence, such as 'python', not {language!r}")
-        if count is not None:
-            check_whole("count", count)
+    def __init__(self, *, language: Word | None = None, only: bool = False, count: PositiveInt | None = None) -> None:
         self.language, self.only, self.count = language, only, count
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
@@ -116,14 +116,11 @@ class JsonVerifier:
     reference_is_schema: bool = False
     fenced: bool = True
     max_chars: int = 200_000
-    deadline_s: float = 3.0
+    deadline_s: Deadline = 3.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.schema, Mapping | bool | None):
-            raise ConfigError(f"schema must be a JSON schema (an object), not {self.schema!r}")
         if self.schema is not None and self.reference_is_schema:
             raise ConfigError("give a schema or reference_is_schema, not both")
-        check_number("deadline_s", self.deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         schema = reference if self.reference_is_schema else self.schema
@@ -167,13 +164,12 @@ class ToolCallsVerifier:
 
     format: str = "hermes"
     tools: Sequence[ToolSpec | Mapping[str, Any]] | None = None
-    least: int = 1
+    least: NonNegativeInt = 1
     most: int | None = None
 
     def __post_init__(self) -> None:
         self._parse = find_tool_format(self.format).parse
         self.specs = None if self.tools is None else _specs(self.tools)
-        check_whole("least", self.least, 0)
         if self.most is not None:
             check_whole("most", self.most, self.least)
 
@@ -251,10 +247,9 @@ class RegexVerifier:
     compare: bool = False
     last: bool = False
     max_chars: int = 100_000
-    deadline_s: float = 2.0
+    deadline_s: Deadline = 2.0
 
     def __post_init__(self) -> None:
-        check_one_of("mode", self.mode, ("search", "fullmatch", "match"))
         flags = {self.flags} if isinstance(self.flags, str) else set(self.flags)
         for flag in flags:
             if flag not in FLAGS:
@@ -263,7 +258,6 @@ class RegexVerifier:
             raise ConfigError("compare needs a pattern: the reference is then the text to find, not the pattern")
         if self.last and self.mode != "search":
             raise ConfigError(f"last looks through all matches, so it needs mode='search', not {self.mode!r}")
-        check_number("deadline_s", self.deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
         self._flags = int(sum(FLAGS[flag] for flag in flags))
         if self.pattern is not None:
             try:

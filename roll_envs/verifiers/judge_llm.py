@@ -12,21 +12,19 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from roll_envs.background import forget_in_children
-from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
+from pydantic import Field
+
+from roll_envs.errors import ConfigError
 from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
-
-KINDS = ("correctness", "rubric", "pairwise")
 
 
 class _JudgeResult(NamedTuple):
@@ -66,35 +64,26 @@ class LlmJudge(Endpoint):
     kind: Literal["correctness", "rubric", "pairwise"] = "correctness"
     criteria: Mapping[str, str | Mapping[str, Any]] | None = None
     scale: Sequence[int] = (1, 5)
-    threshold: float | None = None
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     guidance: str = ""
-    max_chars: int = 20_000
+    max_chars: Annotated[int, Field(ge=100)] = 20_000
     cache_dir: str | os.PathLike[str] | None = None
     cache_items: int = 10_000
-    asks: int = 3
+    asks: Annotated[int, Field(ge=1, le=10)] = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_of("kind", self.kind, KINDS)
         if self.criteria is not None and self.kind != "rubric":
             raise ConfigError(f"criteria belong to kind 'rubric', not to {self.kind!r}")
-        if self.threshold is not None:
-            wanted = "a number from 0 to 1, for correctness or rubric"
-            check_number("threshold", self.threshold, lambda n: 0 <= n <= 1 and self.kind != "pairwise", wanted)
-        check_whole("max_chars", self.max_chars, 100)
-        check_number("asks", self.asks, lambda n: n in range(1, 11), "a whole number from 1 to 10")
+        if self.threshold is not None and self.kind == "pairwise":
+            raise ConfigError("threshold is for kind 'correctness' or 'rubric', not for 'pairwise'")
         rubric = self.kind == "rubric"
         self.form = forms.rubric_form(self.criteria or {}, self.scale) if rubric else forms.ONE_WORD[self.kind]
         self._cache = ReplyCache(self.cache_dir, self.cache_items)
         self._client = ChatClient(self)
         self._in_progress: dict[str, asyncio.Task[_JudgeResult | Failed]] = {}
-        self._totals, self._totals_lock = dict(_FREE), threading.Lock()
-        forget_in_children(self)
-
-    def forget(self) -> None:
-        """Begin with free locks and nothing under way, in a child made by ``os.fork``."""
-        self._totals_lock = threading.Lock()
-        self._in_progress = {}
+        self.usage = dict(_FREE)
+        """Totals so far: ``prompt_tokens``, ``completion_tokens``, ``requests``."""
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         most_s = self.asks * self.queue_s + self.deadline_s + _SPARE_S
@@ -108,12 +97,6 @@ class LlmJudge(Endpoint):
     async def ajudge(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         """Judge for asynchronous callers, on any event loop, without a thread for each call."""
         return await asyncio.wrap_future(self._client.background.submit(self._judge(answer, reference, context)))
-
-    @property
-    def usage(self) -> dict[str, float]:
-        """Totals so far: ``prompt_tokens``, ``completion_tokens``, ``requests``."""
-        with self._totals_lock:
-            return dict(self._totals)
 
     def close(self) -> None:
         """Close connections; any number of times."""
@@ -203,10 +186,9 @@ class LlmJudge(Endpoint):
 
     def _count(self, cost: dict[str, float], reply: ChatReply) -> None:
         spent = (reply.answer.prompt_tokens, reply.answer.completion_tokens, reply.tries)
-        with self._totals_lock:
-            for name, number in zip(_FREE, spent, strict=True):
-                cost[name] += number
-                self._totals[name] += number
+        for name, number in zip(_FREE, spent, strict=True):  # only the thread of the requests does this
+            cost[name] += number
+            self.usage[name] += number
 
     def _score(self, told: list[_JudgeResult]) -> Score:
         parts = {name: sum(one.cost[name] for one in told) for name in _FREE}

@@ -14,15 +14,17 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import httpx
+from pydantic import Field, PositiveInt
 
 from roll_envs.background import EventLoopThread
 from roll_envs.chat_api import RETRY_STATUSES, ChatAnswer, read_answer, retry_after_s
-from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
+from roll_envs.errors import ConfigError
 from roll_envs.verifiers.types import Failed
 
+Seconds = Annotated[float, Field(gt=0, lt=math.inf)]
 JUDGE = "judge:"
 """How the address of a judge begins that is given by name."""
 
@@ -46,17 +48,17 @@ class Endpoint:
     key_env: str = ""
     """Name of the environment variable with the API key; without such a variable none is sent. Empty:
     ``OPENAI_API_KEY`` for ``https://api.openai.com``, and no key for any other server."""
-    try_s: float = 60.0
+    try_s: Seconds = 60.0
     """Limit of one attempt, from connecting to the last byte."""
-    deadline_s: float = 300.0
+    deadline_s: Seconds = 300.0
     """Limit of all attempts and the pauses between them."""
-    queue_s: float = 3600.0
+    queue_s: Seconds = 3600.0
     """Limit of waiting for one of the ``concurrency`` slots."""
-    tries: int = 8
-    concurrency: int = 16
+    tries: PositiveInt = 8
+    concurrency: PositiveInt = 16
     structured: Literal["auto", "always", "never"] = "auto"
     """Whether the reply's JSON schema is sent along; ``auto``: until the server refuses it once."""
-    max_tokens: int = 1024
+    max_tokens: PositiveInt = 1024
     extra: Mapping[str, Any] | None = None
     """More items of the request's body, such as ``{"seed": 0}``; one that is ``None`` is left out of it."""
 
@@ -81,7 +83,7 @@ class Endpoint:
         return os.environ[variable]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://", JUDGE)):
+        if not self.url.startswith(("http://", "https://", JUDGE)):
             raise ConfigError(
                 "url must begin with http:// or https:// and end with the version, or be judge:NAME for a judge that "
                 f"the run serves, not {self.url!r}"
@@ -90,16 +92,11 @@ class Endpoint:
             httpx.URL(self.url)
         except httpx.InvalidURL as error:
             raise ConfigError(f"url {self.url!r} cannot be used: {error}") from None
-        if not isinstance(self.model, str) or not self.model:
-            raise ConfigError(f"model must be the name of a model, not {self.model!r}")
-        check_one_of("structured", self.structured, ("auto", "always", "never"))
+        if not self.model:
+            raise ConfigError("model must be the name of a model, not an empty text")
         for name in ("messages", "response_format", "stream", "n"):
             if name in (self.extra or {}):
                 raise ConfigError(f"extra may not change {name!r} of a judge's request")
-        for name in ("try_s", "deadline_s", "queue_s"):
-            check_number(name, getattr(self, name), lambda s: 0 < s < math.inf, "a number of seconds above 0")
-        for name in ("tries", "concurrency", "max_tokens"):
-            check_whole(name, getattr(self, name))
 
 
 def judge_variable(name: str) -> str:

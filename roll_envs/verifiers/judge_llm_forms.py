@@ -117,10 +117,9 @@ def rubric_form(criteria: Mapping[str, Any], scale: Sequence[int]) -> Form:
     """
     if not criteria:
         raise ConfigError("a rubric needs criteria, such as {'clear': 'It is easy to follow.'}")
-    numbers = list(scale) if isinstance(scale, Sequence) else []
-    if len(numbers) != 2 or not all(isinstance(n, int) for n in numbers) or numbers[0] >= numbers[1]:
+    if len(scale) != 2 or scale[0] >= scale[1]:
         raise ConfigError(f"scale must be two whole numbers, the lower one first, such as [1, 5], not {scale!r}")
-    low, high = numbers
+    low, high = scale
     weights: dict[str, float] = {}
     lines = []
     for key, given in criteria.items():

@@ -11,9 +11,11 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from roll_envs.errors import MissingExtraError, UnknownNameError, check_number
+from pydantic import Field
+
+from roll_envs.errors import MissingExtraError, UnknownNameError
 from roll_envs.verifiers.extract import after_thinking, tail
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -88,12 +90,11 @@ class LanguageVerifier:
     it is also the part ``share``. An answer without letters is in no language.
     """
 
-    def __init__(self, *, language: str | None = None, least_share: float = 0.8) -> None:
+    def __init__(self, *, language: str | None = None, least_share: Annotated[float, Field(ge=0, le=1)] = 0.8) -> None:
         if language is not None and language not in LANGUAGES:
             raise UnknownNameError("language", str(language), LANGUAGES)
-        check_number("least_share", least_share, lambda n: 0 <= n <= 1, "a number from 0 to 1")
         _classifier()  # a missing library is told here, not in the first verdict
-        self.language, self.least_share = language, float(least_share)
+        self.language, self.least_share = language, least_share
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         wanted = self.language if self.language is not None else reference

@@ -12,9 +12,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from roll_envs.errors import check_number
+from pydantic import Field
+
 from roll_envs.verifiers.extract import after_thinking, short_answer, tail
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -136,9 +137,8 @@ class ExactMatchVerifier(_TextVerifier):
 class F1Verifier(_TextVerifier):
     """The best :func:`squad_f1` over the references; passed from ``threshold`` on."""
 
-    def __init__(self, *, threshold: float = 1.0) -> None:
-        check_number("threshold, the F1 that passes,", threshold, lambda n: 0 < n <= 1, "above 0 and at most 1")
-        self.threshold = float(threshold)
+    def __init__(self, *, threshold: Annotated[float, Field(gt=0, le=1)] = 1.0) -> None:
+        self.threshold = threshold
 
     def _compare(self, answer: str, wanted: tuple[str, ...]) -> Score:
         said = short_answer(answer)

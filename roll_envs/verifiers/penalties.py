@@ -9,11 +9,15 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from roll_envs.errors import ConfigError, check_number, check_one_of, check_whole
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from roll_envs.errors import ConfigError
 from roll_envs.verifiers.types import Score, Verdict
 
+Penalty = Annotated[float, Field(gt=0, lt=math.inf)]
+"""What is taken off at most."""
 _MAX_CHARS = 1_000_000
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -27,19 +31,15 @@ class LengthPenalty:
     whole penalty is due.
     """
 
-    limit: int
-    slack: int = 0
-    least: int = 0
-    penalty: float = 1.0
+    limit: PositiveInt
+    slack: NonNegativeInt = 0
+    least: NonNegativeInt = 0
+    penalty: Penalty = 1.0
     unit: Literal["words", "chars"] = "words"
 
     def __post_init__(self) -> None:
-        for name, lowest in (("limit", 1), ("slack", 0), ("least", 0)):
-            check_whole(name, getattr(self, name), lowest)
         if self.least > self.limit:
             raise ConfigError(f"least must be at most limit ({self.limit}), not {self.least}")
-        check_one_of("unit", self.unit, ("words", "chars"))
-        self.penalty = _penalty(self.penalty)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         length = len(answer.split()) if self.unit == "words" else len(answer)
@@ -63,10 +63,10 @@ class RepetitionPenalty:
     answer with fewer than two n-grams repeats nothing. Signs count as words: endless punctuation is a repetition too.
     """
 
-    def __init__(self, *, n: int = 3, allowed: float = 0.0, penalty: float = 1.0) -> None:
-        check_whole("n, the words of a repeat,", n)
-        check_number("allowed, the share of repeats that costs nothing,", allowed, lambda n: 0 <= n < 1, "in [0, 1)")
-        self.n, self.allowed, self.penalty = n, float(allowed), _penalty(penalty)
+    def __init__(
+        self, *, n: PositiveInt = 3, allowed: Annotated[float, Field(ge=0, lt=1)] = 0.0, penalty: Penalty = 1.0
+    ) -> None:
+        self.n, self.allowed, self.penalty = n, allowed, penalty
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         words = _WORD.findall(answer[:_MAX_CHARS].casefold())
@@ -78,8 +78,3 @@ class RepetitionPenalty:
         over = max(0.0, share - self.allowed) / (1.0 - self.allowed)
         detail = f"{share:.0%} of the runs of {self.n} words are repeats" if over else ""
         return Score(value=0.0 - self.penalty * over, passed=over == 0, detail=detail, parts={"repeated": share})
-
-
-def _penalty(value: Any) -> float:
-    check_number("penalty, what is taken off at most,", value, lambda n: 0 < n < math.inf, "a number above 0")
-    return float(value)

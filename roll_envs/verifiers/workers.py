@@ -224,14 +224,15 @@ class WorkerPool:
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
         self._closed = False
-        self._reset()
+        self.forget()
         forget_in_children(self)
 
-    def _reset(self) -> None:
+    def forget(self) -> None:
+        """Begin anew, also in a child made by ``os.fork``: the processes belong to the parent and are left alone. The
+        connections to them close with the last reference."""
         self._lock, self._starting = threading.Lock(), threading.Lock()
         self._template: _Template | None = None
         self._idle: list[_Worker] = []
-        self._all: set[_Worker] = set()
         self._shapes = Shapes(_REMEMBERED)
         self._fast = Lane(self.settings.workers, self.settings.queue, self._shapes)
         self._slow = Lane(self.settings.slow_workers, self.settings.slow_queue, self._shapes)
@@ -381,48 +382,31 @@ class WorkerPool:
                     template.end()
                     raise RollError("this pool of grading workers is closed")
         try:
-            worker = template.fork()
+            return template.fork()
         except (RollError, OSError):
             with self._lock:
                 if self._template is template:
                     self._template = None
             template.end()
             raise
-        with self._lock:
-            self._all.add(worker)
-        return worker
 
     def _give_back(self, worker: _Worker, *, usable: bool) -> None:
         with self._lock:
             if usable and worker.used < self.settings.uses and not self._closed:
                 self._idle.append(worker)
                 return
-            self._all.discard(worker)
             template = self._template
         if template is not None:
             template.kill(worker)
-        else:
-            worker.connection.close()
 
     def close(self) -> None:
         """Kill every process, those at work too; any number of times. Later tasks are ``unavailable``."""
         with self._lock:
             self._closed = True
             template, self._template = self._template, None
-            idle, self._idle = self._idle, []
-            self._all.clear()
+            self._idle = []
         if template is not None:
             template.end()
-        for worker in idle:
-            worker.connection.close()
-
-    def forget(self) -> None:
-        """Begin anew, in a child made by ``os.fork``: the processes belong to the parent and are left alone."""
-        workers, template = list(self._all), self._template
-        self._reset()
-        for connection in [worker.connection for worker in workers] + ([template.control] if template else []):
-            with contextlib.suppress(OSError):
-                connection.close()
 
 
 _shared: dict[PoolSettings, WorkerPool] = {}

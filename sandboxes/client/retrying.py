@@ -15,6 +15,7 @@ import httpx
 
 from roll_envs.chat_api import retry_after_s
 from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
+from sandboxes.service.wire import MalformedError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 CONNECT_S = 5.0
@@ -23,7 +24,7 @@ TRANSIENT = frozenset({408, 429, 502, 503, 504})
 """Statuses after which the request is repeated. 500 is not among them: the same request would fail again."""
 
 Read = Callable[["Reply"], Any]
-"""Reads the answer from a reply with status 200 or 201; raises :class:`TransientError` for a malformed one."""
+"""Reads the answer from a reply with status 200, 201 or 404."""
 
 
 class TransientError(Exception):
@@ -108,7 +109,8 @@ class RetryingClient:
                 if left_s <= 0:
                     raise TransientError("no time was left", waited=True)
                 async with asyncio.timeout(left_s):
-                    return read(await self._try(method, path, None if body is None else body(left_s), left_s))
+                    reply = await self._try(method, path, None if body is None else body(left_s), left_s)
+                return _read(read, reply)
             except TransientError as error:
                 fault = error
             except TimeoutError:
@@ -159,6 +161,13 @@ def _checked(reply: Reply, response: httpx.Response) -> Reply:
     if reply.status == 401:
         raise ConfigError(f"{response.url} wants a token (RemoteSandbox(token=...)), or another one: {shown}")
     raise ConfigError(f"{response.url} refused with {reply.status}: {shown}")
+
+
+def _read(read: Read, reply: Reply) -> Any:
+    try:
+        return read(reply)
+    except (MalformedError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise TransientError(f"an answer in no known form: {type(error).__name__}: {error}") from error
 
 
 def _final_error(fault: TransientError, what: str, url: str, tries: int, timeout_s: float) -> RollError:

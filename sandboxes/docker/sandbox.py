@@ -10,16 +10,18 @@ import posixpath
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from roll_envs.errors import ConfigError, check_number
+from pydantic import Field
+
+from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Language, Limits
 from sandboxes.docker.engine import DEFAULT_IMAGE, Engine, Plan, Shape
 from sandboxes.docker.inside.pid1 import FOLDER, START
 from sandboxes.docker.slot import ContainerSlot
 from sandboxes.languages import ROWS
 from sandboxes.programs import Place
-from sandboxes.slots import SlotSandbox
+from sandboxes.slots import Slots, SlotSandbox
 
 START_S = 120.0
 
@@ -48,15 +50,14 @@ class DockerSandbox(SlotSandbox):
         image: str | None = None,
         build: str | None = None,
         writable: Sequence[str] = (),
-        slots: int | None = None,
+        slots: Slots | None = None,
         limits: Limits | None = None,
         engine: str | None = None,
-        cpus: float = 1.0,
+        cpus: Annotated[float, Field(ge=0.01, le=1024)] = 1.0,
         runtime: str | None = None,
         unsafe: bool = False,
     ) -> None:
         super().__init__(slots, limits)
-        check_number("cpus", cpus, lambda n: 0.01 <= n <= 1024, "a number from 0.01 to 1024")
         reached = Engine(engine)
         if image is not None and build is not None:
             raise ConfigError("give image or build, not both")

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from roll_envs.errors import ConfigError, SandboxError, check_one_of
+from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits
 from sandboxes.programs import Place
-from sandboxes.slots import SlotSandbox
+from sandboxes.slots import Slots, SlotSandbox
 
 from .cgroups import remove_later
 from .host import View, executable, find_tool, installed_languages, view_of_host
@@ -37,7 +37,7 @@ class LocalSandbox(SlotSandbox):
     def __init__(
         self,
         *,
-        slots: int | None = None,
+        slots: Slots | None = None,
         limits: Limits | None = None,
         languages: Sequence[Language] | None = None,
         python_paths: Sequence[str] = (),
@@ -45,15 +45,15 @@ class LocalSandbox(SlotSandbox):
         minimum_isolation: Tier = "full",
     ) -> None:
         super().__init__(slots, limits)
-        check_one_of("minimum_isolation", minimum_isolation, TIERS)
         view = view_of_host(installed_languages() if languages is None else languages, python_paths)
-        self._isolation = self._choose_isolation(view, minimum_isolation, preload)
+        self.isolation = self._choose_isolation(view, minimum_isolation, preload)
+        """The isolation tier in use, its layers, and the layers that are missing."""
 
     def _choose_isolation(self, view: View, minimum: Tier, preload: Sequence[str]) -> Isolation:
         """Start the first slot with the strongest tier that works here; raise if that is below the minimum."""
         failed = []
         for candidate in candidates(view):
-            shown = candidate.view(view)
+            shown, tier = candidate.view(view), candidate.isolation.tier
             self._place = _place(shown)
             try:
                 if candidate.refused:
@@ -62,25 +62,20 @@ class LocalSandbox(SlotSandbox):
                 # ways. The other slots are made when they are needed.
                 self._begin(functools.partial(_new_slot, _plan(shown, preload, candidate), candidate), 1, START_S)
             except SandboxError as error:
-                failed.append(f"{candidate.tier!r}: {error}")
+                failed.append(f"{tier!r}: {error}")
                 continue
-            if TIERS.index(candidate.tier) <= TIERS.index(minimum):
+            if TIERS.index(tier) <= TIERS.index(minimum):
                 return candidate.isolation
             self.close()
             why = "; ".join(failed)
-            if candidate.tier == "no-cgroup":
+            if tier == "no-cgroup":
                 why = f"no cgroup can be made here ({candidate.lacking})"
             raise SandboxError(
-                f"isolation {minimum!r} cannot be had here: {why}; what works here is {candidate.tier!r} "
+                f"isolation {minimum!r} cannot be had here: {why}; what works here is {tier!r} "
                 f"(without {', '.join(candidate.isolation.missing)}): allow it with "
-                f"minimum_isolation={candidate.tier!r}, or see docs/sandboxes.md for what the stronger ones need"
+                f"minimum_isolation={tier!r}, or see docs/sandboxes.md for what the stronger ones need"
             )
         raise SandboxError(f"no local sandbox works here: {'; '.join(failed)}")
-
-    @property
-    def isolation(self) -> Isolation:
-        """The isolation tier in use, its layers, and the layers that are missing."""
-        return self._isolation
 
 
 def _place(view: View) -> Place:

@@ -127,7 +127,7 @@ class LocalSlot:
     def __init__(self, plan: Mapping[str, Any], cgroup: Mapping[str, str], isolation: Isolation) -> None:
         cpus = chosen_cpus()
         self.isolation = isolation
-        self.dead = False
+        self.alive = True
         self._folders = list(cgroup.values())
         self._workspace: str = plan["workspace"]["folder"] if plan["workspace"] else ""
         self._serial = 0
@@ -165,10 +165,6 @@ class LocalSlot:
             self.close()
             reason = "it ended" if message is None else message["text"]
             raise SandboxError(f"the jail could not be made: {reason}")
-
-    @property
-    def alive(self) -> bool:
-        return not self.dead
 
     def run(self, order: Order, wall_s: float) -> Ended:
         self._serial += 1
@@ -345,9 +341,9 @@ class LocalSlot:
 
     def close(self) -> None:
         """Kill the jail with all that runs in it, and wait until it is gone."""
-        if self.dead:
+        if not self.alive:
             return
-        self.dead = True
+        self.alive = False
         for channel in (self._control, self._work):
             with contextlib.suppress(OSError):
                 channel.shutdown(socket.SHUT_RDWR)  # wakes another thread that waits on it; close alone would not

@@ -41,10 +41,6 @@ class Candidate:
     refused: str = ""
     """Why the tier is not tried; empty where it is."""
 
-    @property
-    def tier(self) -> Tier:
-        return next(tier for tier in TIERS if tier == self.isolation.tier)
-
     def filter(self) -> str:
         """The seccomp filter as hexadecimal digits, for the zygote, or for each program without namespaces."""
         if self.workspace is None:

@@ -6,6 +6,7 @@ program one by one; nothing that a program made is decoded or compared in the se
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import asdict
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from roll_envs.sandbox import Language, Sandbox
 from roll_envs.verifiers.code.cases import Plan, Unusable, read_plan
 from roll_envs.verifiers.code.verifier import CaseResult, CodeVerifier
 from roll_envs.verifiers.extract import code_of
-from sandboxes.service.messages import Answer, Refusal, check_code, fill
+from sandboxes.service.messages import Answer, Refusal, check_code, check_parts, fill
 from sandboxes.service.pool import Pool
 from sandboxes.service.settings import Settings
 
@@ -54,7 +55,7 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     """
     form = fill(JudgeForm, data)
     source = _source_of(form, settings)
-    plan = _plan_of(form, settings)
+    plan = await asyncio.to_thread(_plan_of, form, settings)
     for name, value, most in (
         ("time_s", form.time_s, settings.max_run_s),
         ("memory_mb", form.memory_mb, settings.max_memory_mb),
@@ -83,8 +84,14 @@ def _source_of(form: JudgeForm, settings: Settings) -> str:
 
 
 def _plan_of(form: JudgeForm, settings: Settings) -> Plan:
+    def check(content: bytes) -> None:
+        if len(content) > settings.max_body_bytes:
+            message = f"compressed tests may hold {settings.max_body_bytes} bytes (--max-body), not {len(content)}"
+            raise Refusal(413, "too_large", message)
+        check_parts(content, "compressed tests")
+
     try:
-        plan = read_plan(form.tests)
+        plan = read_plan(form.tests, check)
     except Unusable as error:
         raise Refusal(422, "tests", f"tests: {error}") from error
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RecursionError) as error:

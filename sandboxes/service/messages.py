@@ -81,11 +81,11 @@ def encode_json(body: Mapping[str, Any]) -> bytes:
 
 F = TypeVar("F", bound=pydantic.BaseModel)
 
-BIG_BYTES = 1 << 18
-"""Longer bodies are parsed in a thread, so that the event loop is not blocked."""
 MOST_ERRORS = 5
 MOST_ITEMS = 10_000
 """Of a list or an object that is a field: pydantic would describe each of millions that do not fit, for seconds."""
+MOST_KEYS, MOST_LISTS = 200_000, 2_000_000
+"""Of a whole body; each number takes about a tenth of a second to read."""
 
 
 class BodyBudget:
@@ -148,10 +148,11 @@ async def read_json(request: Request, settings: Settings, hold: Callable[[int], 
     if kind != "application/json":
         # Any web page can make a browser post other types to a local service without permission (CORS); not this type.
         raise Refusal(415, "content_type", f"send Content-Type: application/json, not {kind[:80] or 'none'!r}")
-    body = await read_body(request, settings, hold)
-    if len(body) > BIG_BYTES:
-        return await asyncio.to_thread(_parse, body)
-    return _parse(body)
+    # Not in a thread: no other one runs while JSON is parsed, for which its parts are bounded.
+    data = parse_json(await read_body(request, settings, hold), "the body")
+    if not isinstance(data, dict):
+        raise Refusal(422, "form", f"the body must be a JSON object, not {type(data).__name__}")
+    return data
 
 
 def fill(form: type[F], data: dict[str, Any]) -> F:
@@ -199,22 +200,24 @@ def read_files(files: dict[str, str | None], settings: Settings) -> dict[str, by
 
 
 def parse_json(text: bytes | str, what: str) -> Any:
-    """Parse JSON in UTF-8, nested up to 200 levels, without lone surrogates. Raises :class:`Refusal` (400)."""
+    """Parse JSON in UTF-8, nested up to 200 levels, without lone surrogates. Raises :class:`Refusal`: 400, and 422 for
+    more parts than can be read at once: no other thread runs meanwhile."""
+    check_parts(text.encode() if isinstance(text, str) else text, what)
+    gc.disable()  # it would look at millions of new lists again and again, for seconds in which no other thread runs
     try:
         return pydantic_core.from_json(text, allow_inf_nan=False)
     except ValueError as error:  # also what is no UTF-8, and numbers with thousands of digits
         raise Refusal(400, "json", f"{what} is not JSON: {error}"[:300]) from error
-
-
-def _parse(body: bytes) -> dict[str, Any]:
-    gc.disable()  # it would look at millions of new lists again and again, for seconds in which no other thread runs
-    try:
-        data = parse_json(body, "the body")
     finally:
         gc.enable()
-    if not isinstance(data, dict):
-        raise Refusal(422, "form", f"the body must be a JSON object, not {type(data).__name__}")
-    return data
+
+
+def check_parts(text: bytes, what: str) -> None:
+    """Raise :class:`Refusal` (422) for JSON with more parts than can be read at once."""
+    dense = text.translate(None, b" \t\r\n")
+    for name, mark, most in (("keys", b'":', MOST_KEYS), ("lists", b"[", MOST_LISTS)):
+        if (count := dense.count(mark)) > most:
+            raise Refusal(422, "too_many", f"{what} may have {most} {name}, not {count} (those in texts count too)")
 
 
 def _too_long(most: int) -> NoReturn:

@@ -3,74 +3,68 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from roll_envs.errors import ConfigError
 
+Seconds = Annotated[float, Field(gt=0, lt=math.inf)]
 MIB = 1 << 20
 LEAST_TOKEN_CHARS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """All settings. Sizes are in bytes unless the name says MB, times in seconds."""
+    """All settings. Sizes are in bytes unless the name says MB, times in seconds. The command checks what the types
+    allow (:func:`~roll_envs.settings.checked_arguments`)."""
 
     host: str = "127.0.0.1"
-    port: int = 8080
-    slots: int = 4
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    slots: PositiveInt = 4
     """Programs that run at one time."""
-    queue: int = 1024
+    queue: NonNegativeInt = 1024
     """Requests that may wait for a slot; one more is refused with 429."""
-    queue_timeout_s: float = 8.0
+    queue_timeout_s: Seconds = 8.0
     """Longest wait for a slot on the SandboxFusion routes. verl gives up ``compile_timeout + run_timeout + 10`` seconds
     after it asked, and asks again only after a 504, so this stays below 10."""
-    full_status: int = 429
+    full_status: Literal[429, 504] = 429
     """What the SandboxFusion routes answer when the queue is full: 429, or 504 for clients that only repeat that."""
-    sessions: int = 16
+    sessions: NonNegativeInt = 16
     """Sessions that may be open at one time, each with a worker of its own."""
-    session_idle_s: float = 600.0
-    attempts: int = 2
+    session_idle_s: Seconds = 600.0
+    attempts: PositiveInt = 2
     """How often a request is attempted in all; after an infrastructure failure another worker is used."""
-    max_body_bytes: int = 32 * MIB
-    max_held_bytes: int = 512 * MIB
+    max_body_bytes: PositiveInt = 32 * MIB
+    max_held_bytes: PositiveInt = 512 * MIB
     """Total size of the bodies of requests in progress; a request beyond it is refused with 429."""
-    max_code_bytes: int = 2 * MIB
-    max_files: int = 256
-    max_output_bytes: int = 8 * MIB
+    max_code_bytes: PositiveInt = 2 * MIB
+    max_files: PositiveInt = 256
+    max_output_bytes: PositiveInt = 8 * MIB
     """Of stdout and of stderr each. SandboxFusion's requests have no such limit and get this one."""
-    max_run_s: float = 120.0
-    max_request_s: float = 600.0
+    max_run_s: Seconds = 120.0
+    max_request_s: Seconds = 600.0
     """Longest whole request with its wait, all cells or all test cases."""
-    max_memory_mb: int = 4096
-    default_memory_mb: int = 1024
+    max_memory_mb: PositiveInt = 4096
+    default_memory_mb: PositiveInt = 1024
     """For SandboxFusion's requests that name no limit."""
-    max_processes: int = 256
-    max_connections: int = 4096
-    max_cases: int = 1000
+    max_processes: PositiveInt = 256
+    max_connections: PositiveInt = 4096
+    max_cases: PositiveInt = 1000
     """Cells of a notebook, or test cases, in one request."""
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
-    write_timeout_s: float = 60.0
-    keep_alive_s: float = 75.0
-    drain_timeout_s: float = 60.0
-    cancel_grace_s: float = 1.0
+    header_timeout_s: Seconds = 10.0
+    body_timeout_s: Seconds = 30.0
+    write_timeout_s: Seconds = 60.0
+    keep_alive_s: Seconds = 75.0
+    drain_timeout_s: Seconds = 60.0
+    cancel_grace_s: NonNegativeFloat = 1.0
     """How long a program whose client has gone may still run before its worker is ended and replaced."""
     tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                continue
-            # For these 0 means something: any free port, no queue, no sessions, no grace.
-            least = 0 if each.name in ("port", "queue", "sessions", "cancel_grace_s") else 1e-3
-            if not least <= value < float("inf"):
-                raise ConfigError(f"{each.name} must be {'0 or more' if least == 0 else 'above 0'}, not {value!r}")
-        if self.port > 65535:
-            raise ConfigError(f"port must be between 0 and 65535, not {self.port}")
-        if self.full_status not in (429, 504):
-            raise ConfigError(f"full_status must be 429 or 504, not {self.full_status}")
         if self.default_memory_mb > self.max_memory_mb:
             raise ConfigError(
                 f"default_memory_mb ({self.default_memory_mb}) must not be above max_memory_mb ({self.max_memory_mb})"

@@ -1,6 +1,6 @@
 """The native wire format: the fields of programs, limits and results as JSON, bytes in base64, lossless.
 
-Used by the service and by its client. Reading raises :class:`~roll_envs.errors.ConfigError` that names the field.
+Used by the service and by its client. Reading raises :class:`MalformedError`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Limits, Program
+
+
+class MalformedError(ConfigError):
+    """Something that is not in this format; the message names the field."""
+
 
 VERSION = 1
 """Version of the format; reported by ``GET /v1/health``."""
@@ -29,7 +34,7 @@ def decode_bytes(text: object, where: str) -> bytes:
     try:
         return base64.b64decode(_checked(text, str, "base64 text", where), validate=True)
     except ValueError as error:
-        raise ConfigError(f"{where} is not base64: {error}") from error
+        raise MalformedError(f"{where} is not base64: {error}") from error
 
 
 def dump(value: Any) -> Any:
@@ -53,7 +58,7 @@ def load(kind: Any, value: Any, where: str) -> Any:
         return None if value is None else load(inner[0], value, where)
     if origin is Literal:
         if value not in inner:
-            raise ConfigError(f"{where} must be one of {', '.join(inner)}, not {value!r}")
+            raise MalformedError(f"{where} must be one of {', '.join(inner)}, not {value!r}")
         return value
     if origin is tuple:
         items = enumerate(_checked(value, (list, tuple), "a list", where))
@@ -71,12 +76,12 @@ def _load_fields(kind: Any, given: Mapping[str, Any], where: str) -> Any:
     kinds = _kinds(kind)
     for name in given if kind in (Program, Limits) else ():
         if name not in kinds:
-            raise ConfigError(f"{where} has no field {name!r}; known: {', '.join(kinds)}")
+            raise MalformedError(f"{where} has no field {name!r}; known: {', '.join(kinds)}")
     for field in fields(kind):
         # A result without its output is not one of a program that printed nothing.
         needed = field.default is field.default_factory is MISSING or field.name in ("stdout", "stderr")
         if needed and field.name not in given:
-            raise ConfigError(f"{where}.{field.name} is missing")
+            raise MalformedError(f"{where}.{field.name} is missing")
     # A result in a result, of the compiler, is read like the whole.
     paths = {name: where if name == "compile" else f"{where}.{name}" for name in kinds}
     return kind(**{name: load(kinds[name], given[name], paths[name]) for name in kinds if name in given})
@@ -87,18 +92,18 @@ _kinds = functools.cache(get_type_hints)
 
 def _checked(value: Any, kind: Any, what: str, where: str) -> Any:
     if not isinstance(value, kind):
-        raise ConfigError(f"{where} must be {what}, not {type(value).__name__}")
+        raise MalformedError(f"{where} must be {what}, not {type(value).__name__}")
     return value
 
 
 def _number(value: object, where: str, what: str = "a finite number of 0 or more") -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e300:
-        raise ConfigError(f"{where} must be {what}, not {value!r:.40}")
+        raise MalformedError(f"{where} must be {what}, not {value!r:.40}")
     return float(value)
 
 
 def _whole(value: object, where: str) -> int:
     what = "a whole number of 0 or more"
     if _number(value, where, what) % 1 != 0:
-        raise ConfigError(f"{where} must be {what}, not {value!r:.40}")
+        raise MalformedError(f"{where} must be {what}, not {value!r:.40}")
     return int(value)  # type: ignore[call-overload,no-any-return]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 
@@ -39,6 +40,12 @@ def slow(seconds: float) -> str:
     """Takes its time."""
     time.sleep(seconds)
     return "done"
+
+
+@server.tool()
+def stall() -> None:
+    """Stops the whole server, as one does whose loop is stuck."""
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @server.tool()

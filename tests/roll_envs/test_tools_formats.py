@@ -53,6 +53,8 @@ READ = [
         "</tool_call>",
     ),
     ("qwen3-coder", "<function=add><parameter=a>1</parameter><parameter=b> 2.5 </parameter></function>"),
+    ("qwen3-coder", "<tool_call><function=add><parameter=a>1<parameter=b>2.5</parameter></function></tool_call>"),
+    ("qwen3-coder", "<tool_call><function=add><parameter=a>1</parameter><parameter=b>2.5</parameter></tool_call>"),
     ("fenced", 'First:\n```tool\n{"name": "add", "arguments": {"a": 1, "b": 2.5}}\n```\nThen more.'),
     ("fenced", '```tool  \r\n{"name": "add", "arguments": {"a": 1, "b": 2.5}}'),
 ]
@@ -81,7 +83,20 @@ TWICE = [
     ("mistral", '[TOOL_CALLS][{"name": "a"}, {"name": "b"}]'),
     ("mistral", "[TOOL_CALLS]a[ARGS]{}[TOOL_CALLS]b[ARGS]{}"),
     ("openai", '{"tool_calls": [{"function": {"name": "a"}}, {"function": {"name": "b", "arguments": ""}}]}'),
+    ("llama3", '{"name": "a", "arguments": ""}; {"name": "b", "parameters": null}'),
     ("qwen3-coder", "<tool_call><function=a></function></tool_call><tool_call><function=b></function></tool_call>"),
+    ("qwen3-coder", "<tool_call><function=a></tool_call><tool_call><function=b></function></tool_call>"),
+    (
+        "kimi",
+        "<|tool_call_begin|>functions.a:0<|tool_call_argument_begin|><|tool_call_end|>\n"
+        "<|tool_call_begin|>functions.b:1<|tool_call_argument_begin|>{}<|tool_call_end|>",
+    ),
+    ("deepseek", "<｜tool▁call▁begin｜>a<｜tool▁sep｜><｜tool▁call▁end｜><｜tool▁call▁begin｜>b<｜tool▁sep｜>{}"),
+    (
+        "harmony",
+        "<|channel|>commentary to=functions.a <|constrain|>json<|message|><|call|><|start|>assistant"
+        "<|channel|>commentary to=functions.b<|message|>{}<|call|>",
+    ),
     ("fenced", '```tool\n{"name": "a"}\n{"name": "b"}\n```'),
     ("fenced", '```tool\n{"name": "a"}\n```\n```tool\n{"name": "b"}\n```'),
 ]
@@ -89,8 +104,6 @@ TWICE = [
 
 @pytest.mark.parametrize(("name", "text"), TWICE)
 def test_several_calls_are_read_in_order(name: str, text: str) -> None:
-    if name == "openai":
-        text = text.replace('"arguments": ""', '"arguments": "{}"')
     assert TOOL_FORMATS[name].parse(text, SPECS) == (ToolCall(name="a"), ToolCall(name="b"))
 
 
@@ -117,6 +130,7 @@ MALFORMED = [
     ("llama3", "<function=add>{a}</function>", "the arguments of 'add' are malformed"),
     ("llama3", "<function=add>{} done", "not closed: 'done' follows"),
     ("llama3-function", "<function=>{}</function>", "a name is expected"),
+    ("kimi", "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|><a>1</a><|tool_call_end|>", "malformed"),
     ("mistral", "[TOOL_CALLS] I would", "expecting value"),
     ("mistral", "[TOOL_CALLS][]", "the list of calls is empty"),
     ("mistral", '[{"name": "add", "arguments": {}', "the list of calls is malformed"),
@@ -124,7 +138,14 @@ MALFORMED = [
     ("openai", '{"tool_calls": {"name": "add"}}', "must be a list"),
     ("openai", '{"tool_calls": []} and', "nothing may follow"),
     ("qwen3-coder", "<tool_call>add</tool_call>", "a name is expected, not 'add</tool_call>'"),
+    ("qwen3-coder", "<function=add><parameter=a>1", "the argument 'a' of 'add' is not closed"),
     ("qwen3-coder", "<function=add><parameter=a>1</function>", "the argument 'a' of 'add' is not closed"),
+    (
+        "qwen3-coder",
+        "<tool_call><function=add><parameter=a>1</tool_call>\n<tool_call><function=add></function></tool_call>",
+        "the argument 'a' of 'add' is not closed",
+    ),
+    ("qwen3-coder", "<tool_call><function=add><parameter=a>1</parameter>", "'' stands where 'add' goes on"),
     (
         "qwen3-coder",
         "<function=add><parameter=a>1</parameter>2</function>",
@@ -162,6 +183,21 @@ NO_CALLS = [
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 @pytest.mark.parametrize("text", NO_CALLS)
 def test_an_answer_is_no_call(name: str, text: str) -> None:
+    assert TOOL_FORMATS[name].parse(text, SPECS) == ()
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral", "openai", "hermes"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Ada", "born": 1815}',
+        '[{"name": "Ada"}, {"name": "Grace", "parameters": 3}]',
+        '{"name": "Ada", "born": 1815} is the answer',
+        '{"name": "Ada", "born": 1815',
+        '[{"name": "Ada", "born": ',
+    ],
+)
+def test_an_answer_in_json_that_has_a_name_is_no_call(name: str, text: str) -> None:
     assert TOOL_FORMATS[name].parse(text, SPECS) == ()
 
 
@@ -213,11 +249,15 @@ def test_qwen_coder_reads_values_by_a_schema_without_a_type_of_its_own(schema: d
 
 
 def test_a_closing_tag_in_a_value() -> None:
-    text = "print('</tool_call>')"
-    call = ToolCall(name="echo", arguments={"text": text})
-    assert TOOL_FORMATS["hermes"].parse(TOOL_FORMATS["hermes"].render([call]), SPECS) == (call,)
-    with pytest.raises(ConfigError, match="closing tag"):
-        TOOL_FORMATS["qwen3-coder"].render([call])
+    call = ToolCall(name="echo", arguments={"text": "print('</tool_call>')"})
+    for name in ("hermes", "qwen3-coder"):
+        assert TOOL_FORMATS[name].parse(TOOL_FORMATS[name].render([call]), SPECS) == (call,)
+    for text in ("print('</parameter>')", "print('</function>')", "print('<parameter=a>')"):
+        with pytest.raises(ConfigError, match="holds a tag"):
+            TOOL_FORMATS["qwen3-coder"].render([ToolCall(name="echo", arguments={"text": text})])
+    # Nothing of it is run.
+    cut = "<function=echo><parameter=text>print('</function>')</parameter></function>"
+    assert not any(isinstance(found, ToolCall) for found in TOOL_FORMATS["qwen3-coder"].parse(cut, SPECS))
     whole = ToolCall(name="echo", arguments={"text": '<tool_call>{"name": "add"}</tool_call>'})
     assert TOOL_FORMATS["hermes"].parse(TOOL_FORMATS["hermes"].render([whole, call]), SPECS) == (whole, call)
 

@@ -18,7 +18,7 @@ import pytest
 
 from roll_envs.errors import ConfigError, EnvironmentFaultError, UnknownNameError
 from roll_envs.testing import CounterEnv
-from roll_envs.tools import Tool, ToolEnv, make_tools
+from roll_envs.tools import Tool, ToolBudget, ToolCall, ToolEnv, ToolRunner, make_tools
 from roll_envs.tools.mcp_connection import McpConnection, McpEndpoint, ServerGoneError
 
 pytestmark = [
@@ -68,7 +68,7 @@ def _children(named: str = "mcp_small_server") -> list[str]:
 
 
 def test_tools_are_listed_and_called(tools: dict[str, Tool]) -> None:
-    assert set(tools) == {"add", "count", "fail", "slow", "nothing", "die"}
+    assert set(tools) == {"add", "count", "fail", "slow", "nothing", "die", "stall"}
     spec = tools["add"].spec
     assert spec.description == "Add two whole numbers."
     assert spec.parameters["required"] == ["a", "b"]
@@ -141,6 +141,20 @@ def test_a_server_that_dies_is_restarted_once(tmp_path: Path) -> None:
     finally:
         _end(tools)
     assert len(_children()) == before
+
+
+@pytest.mark.slow
+def test_a_server_that_stalls_is_told_before_the_call_counts_as_a_hang() -> None:
+    tools = _tools(start_s=5.0)
+    try:
+        runner = ToolRunner(list(tools.values()), ToolBudget(call_seconds=12.0))
+        runner.open()
+        with pytest.raises(EnvironmentFaultError, match="is gone: it did not answer 'stall' within 12 s"):
+            runner.run([ToolCall(name="stall")])
+        runner.open()
+        assert runner.run([ToolCall(name="count")])[0].text == "count 1"
+    finally:
+        _end(tools)
 
 
 @pytest.mark.slow

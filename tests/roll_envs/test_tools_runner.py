@@ -20,7 +20,18 @@ from roll_envs.errors import (
     SandboxError,
     UnknownNameError,
 )
-from roll_envs.tools import BadCall, Tool, ToolBudget, ToolCall, ToolResult, ToolRunner, make_tools, register_tool
+from roll_envs.testing import CounterEnv
+from roll_envs.tools import (
+    BadCall,
+    Tool,
+    ToolBudget,
+    ToolCall,
+    ToolEnv,
+    ToolResult,
+    ToolRunner,
+    make_tools,
+    register_tool,
+)
 from roll_envs.tools import registry as tool_registry
 from roll_envs.tools.arguments import check_arguments, check_schema, describe_parameters
 
@@ -183,13 +194,14 @@ def test_what_is_shown_stays_within_the_budget(call: int, whole: int, lengths: l
 @pytest.mark.parametrize(
     ("budget", "says"),
     [
-        ({"calls": 0}, "budget.calls must be a whole number"),
-        ({"seconds": -1}, "budget.seconds must be a number above 0"),
+        ({"calls": 0}, "budget: calls should be greater than 0, not 0"),
+        ({"seconds": -1}, "budget: seconds should be greater than 0, not -1"),
     ],
 )
 def test_a_bad_budget_is_told(budget: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        ToolBudget(**budget)
+    for asked in (budget, ToolBudget(**budget)):
+        with pytest.raises(ConfigError, match=says):
+            ToolEnv(env=CounterEnv(), tools=[CountTool()], budget=asked)
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

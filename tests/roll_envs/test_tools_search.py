@@ -57,7 +57,7 @@ def test_the_index_is_saved_and_used_again(corpus: Path, monkeypatch: pytest.Mon
     first = load_index(corpus).search("ponds", 3)
     saved = corpus.with_name("docs.jsonl.bm25.npz")
     assert saved.exists()
-    indexing._cache.clear()
+    indexing._load.cache_clear()
     monkeypatch.setattr(indexing, "build_arrays", lambda path: pytest.fail("built again"))
     assert load_index(corpus).search("ponds", 3) == first
 
@@ -69,7 +69,7 @@ def test_a_changed_corpus_or_a_damaged_index_is_indexed_anew(corpus: Path) -> No
         file.write('{"text": "whales"}\n')
     assert [doc for doc, _ in load_index(corpus).search("whales", 3)] == [3]
     saved.write_bytes(saved.read_bytes()[:100])
-    indexing._cache.clear()
+    indexing._load.cache_clear()
     assert [doc for doc, _ in load_index(corpus).search("whales", 3)] == [3]
     assert np.load(saved)["places"].shape == (4,)
 
@@ -77,7 +77,7 @@ def test_a_changed_corpus_or_a_damaged_index_is_indexed_anew(corpus: Path) -> No
 def test_the_place_of_the_index_can_be_chosen(corpus: Path, tmp_path: Path) -> None:
     load_index(corpus, tmp_path / "elsewhere.npz")
     assert (tmp_path / "elsewhere.npz").exists()
-    indexing._cache.clear()
+    indexing._load.cache_clear()
     load_index(corpus, tmp_path / "no folder" / "index.npz")  # cannot be written: kept in memory
 
 

@@ -280,8 +280,18 @@ def test_a_pickle_with_code_is_refused() -> None:
         def __reduce__(self) -> Any:
             return (exec, ("raise SystemExit",))
 
-    with pytest.raises(Unusable, match=r"builtins\.exec"):
-        read_plan(base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode())
+    for held in (Evil(), ["a"], 3):
+        with pytest.raises(Unusable, match="only text is read"):
+            read_plan(base64.b64encode(zlib.compress(pickle.dumps(held))).decode())
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_compressed_tests_are_read_from_every_kind_of_pickle(protocol: int) -> None:
+    for size in (1, 300, 100_000):
+        rows = json.dumps([{"input": "é" * size, "output": "x", "testtype": "stdin"}], ensure_ascii=False)
+        packed = base64.b64encode(zlib.compress(pickle.dumps(rows, protocol))).decode()
+        assert read_plan(packed).runs[0].stdin == "é" * size
+        assert read_plan({"private_test_cases": packed}).runs[0].stdin == "é" * size
 
 
 def test_a_checker_that_crashes_is_a_fault_of_the_row_only_on_the_right_output(box: Sandbox) -> None:

@@ -64,7 +64,7 @@ def test_tags_with_options() -> None:
     ]
     for options in wrong:
         with pytest.raises(ConfigError):
-            TagsVerifier(**options)
+            make_verifier("tags", **options)
 
 
 # -- fences ------------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_fences(options: dict[str, Any], answer: str, passed: bool) -> None:
 def test_fences_with_wrong_options() -> None:
     for options in ({"language": ""}, {"count": 0}, {"count": True}):
         with pytest.raises(ConfigError):
-            FenceVerifier(**options)  # type: ignore[arg-type]
+            make_verifier("fence", **options)
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_schemas_that_refer_to_themselves_bear_deep_answers() -> None:
 def test_json_with_wrong_options() -> None:
     for options in ({"schema": "x"}, {"schema": {}, "reference_is_schema": True}, {"deadline_s": 0}):
         with pytest.raises(ConfigError):
-            JsonVerifier(**options)  # type: ignore[arg-type]
+            make_verifier("json", **options)
 
 
 # -- tool calls --------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_tool_calls_with_wrong_options() -> None:
         ToolCallsVerifier(format="hermess")
     for options in ({"tools": []}, {"least": -1}, {"least": 2, "most": 1}):
         with pytest.raises(ConfigError):
-            ToolCallsVerifier(**options)  # type: ignore[arg-type]
+            make_verifier("tool_calls", **options)
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------

@@ -510,7 +510,7 @@ def test_a_long_argument_is_told_in_part() -> None:
 def test_wrong_options_are_told() -> None:
     for options in ({"mode": "lose"}, {"value": "any"}, {"max_chars": 0}):
         with pytest.raises(ConfigError):
-            InstructionsVerifier(**options)  # type: ignore[arg-type]
+            make_verifier("instructions", **options)
 
 
 def test_a_program_may_add_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -590,7 +590,7 @@ def test_the_language_verifier() -> None:
     with pytest.raises(UnknownNameError):
         LanguageVerifier(language="german")
     with pytest.raises(ConfigError):
-        LanguageVerifier(least_share=2)
+        make_verifier("language", least_share=2)
 
 
 def test_counting_sentences_needs_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -553,7 +553,7 @@ def test_a_child_process_starts_over() -> None:
         while not server.requests:
             time.sleep(0.01)
         # As if a thread of the parent held every lock at this moment; none of them is released in the child.
-        with judge._client.background._lock, judge._cache._known._lock, judge._totals_lock:
+        with judge._client.background._lock, judge._cache._known._lock:
             child = os.fork()
             if child == 0:  # within the block, which would release the locks
                 verdict = judge("a", "b")  # which the parent is asking just now
@@ -649,16 +649,17 @@ def test_questions_may_be_chat_messages() -> None:
     [
         ({"url": "localhost:8000"}, "http://"),
         ({"model": ""}, "model"),
-        ({"kind": "correct"}, "one of correctness"),
+        ({"kind": "correct"}, "kind should be 'correctness', 'rubric' or 'pairwise'"),
         ({"kind": "rubric"}, "needs criteria"),
         ({"criteria": {"a": "b"}}, "belong to kind 'rubric'"),
-        ({"kind": "rubric", "criteria": {"a": 3}}, "needs a description"),
+        ({"kind": "rubric", "criteria": {"a": 3}}, "criteria should be"),
+        ({"kind": "rubric", "criteria": {"a": {"weight": 3}}}, "needs a description"),
         ({"kind": "rubric", "criteria": {"a": {"description": "x", "wait": 3}}}, "not 'wait'"),
         ({"kind": "rubric", "criteria": {"a": {"description": "x", "weight": 0}}}, "above 0"),
         ({"kind": "rubric", "criteria": {"": "x"}}, "name"),
         ({"kind": "rubric", "criteria": {"a": "x"}, "scale": [5, 1]}, "lower one first"),
         ({"kind": "pairwise", "threshold": 0.5}, "threshold"),
-        ({"threshold": 2}, "from 0 to 1"),
+        ({"threshold": 2}, "threshold should be less than or equal to 1"),
         ({"tries": 0}, "tries"),
         ({"concurrency": True}, "concurrency"),
         ({"deadline_s": 0}, "deadline_s"),
@@ -669,7 +670,7 @@ def test_questions_may_be_chat_messages() -> None:
 )
 def test_wrong_options_are_told(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LlmJudge(**{"url": "http://127.0.0.1:9/v1", "model": "m", **options})
+        make_verifier("llm_judge", **{"url": "http://127.0.0.1:9/v1", "model": "m", **options})
 
 
 def test_by_name_and_extra_items() -> None:

@@ -257,7 +257,7 @@ def test_wrong_parts_are_told_when_they_are_made() -> None:
         whole("weighted", parts={"answer": "exact"}, weights={"answer": math.nan})
     with pytest.raises(UnknownNameError):
         whole("weighted", parts={"answer": "exact"}, required=["form"])
-    with pytest.raises(ConfigError, match="list of names"):
+    with pytest.raises(ConfigError, match="required should be a list"):
         whole("weighted", parts={"answer": "exact"}, required="answer")
     with pytest.raises(ConfigError, match="is the name of `then`"):
         whole("gate", parts={"answer": "exact"}, then="exact")

@@ -367,7 +367,7 @@ def test_it_is_made_by_name_and_from_any_form_of_url() -> None:
         ("127.0.0.1:8080", {}, "url must be like"),
         ("ftp://x", {}, "url must be like"),
         ("http://", {}, "url must be like"),
-        ("http://x", {"api": "soap"}, "auto, native, fusion"),
+        ("http://x", {"api": "soap"}, "api should be 'auto', 'native' or 'fusion'"),
         ("http://x", {"timeout_s": 0}, "timeout_s"),
         ("http://x", {"retries": -1}, "retries"),
         ("http://x", {"max_connections": 0}, "max_connections"),
@@ -376,7 +376,7 @@ def test_it_is_made_by_name_and_from_any_form_of_url() -> None:
 )
 def test_arguments_are_checked(url: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        RemoteSandbox(url, **options)
+        make_sandbox("remote", url=url, **options)
 
 
 def test_a_closed_one_says_so_to_those_who_wait_and_those_who_come() -> None:

@@ -12,7 +12,7 @@ import pytest
 from docker_place import container_ids, open_sandbox, reason_to_skip, run_python, workers
 
 from roll_envs.errors import ConfigError
-from roll_envs.sandbox import SANDBOX_CPUS, Limits, Program
+from roll_envs.sandbox import SANDBOX_CPUS, Limits, Program, make_sandbox
 from sandboxes.docker import DockerSandbox
 
 pytestmark = pytest.mark.docker
@@ -281,8 +281,8 @@ def test_an_image_that_is_not_there_is_not_pulled() -> None:
         pytest.skip(reason)
     with pytest.raises(ConfigError, match="docker pull python:3"):
         DockerSandbox(image="python:3")
-    with pytest.raises(ConfigError, match=r"slots must be .*, not 0"):
-        DockerSandbox(slots=0)
+    with pytest.raises(ConfigError, match=r"slots should be .*, not 0"):
+        make_sandbox("docker", slots=0)
 
 
 def test_a_sandbox_that_is_forgotten_is_closed_but_not_under_its_session() -> None:

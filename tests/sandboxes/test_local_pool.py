@@ -371,8 +371,8 @@ def test_limits_of_a_run_do_not_stay() -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"slots": 0}, "slots must be a whole number from 1 to 1024, not 0"),
-        ({"minimum_isolation": "none"}, "minimum_isolation must be one of full, no-cgroup, landlock, not 'none'"),
+        ({"slots": 0}, "slots should be greater than or equal to 1, not 0"),
+        ({"minimum_isolation": "none"}, "minimum_isolation should be 'full', 'no-cgroup' or 'landlock', not 'none'"),
         ({"python_paths": ("relative",)}, "python_paths: 'relative'"),
         ({"limits": Limits(wall_s=-1)}, "limits: wall_s must be .*, not -1"),
         ({"languages": ("python", "cobol")}, "cobol"),
@@ -380,7 +380,7 @@ def test_limits_of_a_run_do_not_stay() -> None:
 )
 def test_wrong_arguments(wrong: dict[str, object], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        LocalSandbox(**{"minimum_isolation": "no-cgroup", **wrong})  # type: ignore[arg-type]
+        contract.make_sandbox("local", **{"minimum_isolation": "no-cgroup", **wrong})
 
 
 def test_results_travel() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from local_made import local_sandbox
@@ -163,6 +166,35 @@ def test_a_session_is_a_jail_of_its_own(sandbox: LocalSandbox) -> None:
     session.close()
     with pytest.raises(SandboxError, match="closed"):
         session.run("1")
+
+
+def test_a_second_thread_is_refused_at_once(session: SandboxSession) -> None:
+    assert session.run("1").ok
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(session.run, "import time; time.sleep(2); print('first')")
+        time.sleep(0.5)
+        started = time.monotonic()
+        with pytest.raises(ConfigError, match="another thread uses this session"):
+            session.run("print('second')")
+        with pytest.raises(ConfigError, match="another thread uses this session"):
+            session.upload("a", b"")
+        assert time.monotonic() - started < 1
+        assert first.result(20).stdout == b"first\n"
+        assert session.run("print('third')").stdout == b"third\n"
+        last = pool.submit(session.run, "import time; time.sleep(60)")
+        time.sleep(0.5)
+        session.close()
+        assert isinstance(last.exception(20), SandboxError)
+
+
+def test_an_interrupted_cell_is_not_answered_by_the_next(session: SandboxSession) -> None:
+    assert session.run("1").ok
+    main = threading.main_thread().ident
+    threading.Timer(0.5, signal.pthread_kill, [main, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        session.run("import time; time.sleep(2); print('first')")
+    with pytest.raises(SandboxError, match="its slot was lost"):
+        session.run("print('second')")
 
 
 def test_zombies_are_buried(session: SandboxSession) -> None:

@@ -38,7 +38,7 @@ def only(tier: Tier, **kwargs: Any) -> Iterator[LocalSandbox]:
     """A sandbox of this tier, as on a machine that can do no better."""
     real = module.candidates
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "candidates", lambda view: [o for o in real(view) if o.tier == tier])
+        patch.setattr(module, "candidates", lambda view: [o for o in real(view) if o.isolation.tier == tier])
         try:
             made = LocalSandbox(**{"slots": 1, "minimum_isolation": tier, "limits": LIMITS, **kwargs})
         except SandboxError as error:
@@ -324,7 +324,7 @@ def test_nothing_is_left_when_one_of_us_is_killed(sandbox: LocalSandbox, who: st
         import sandboxes.local.sandbox as module
         from roll_envs.sandbox import Program, Limits
         real = module.candidates
-        module.candidates = lambda view: [o for o in real(view) if o.tier == "landlock"]
+        module.candidates = lambda view: [o for o in real(view) if o.isolation.tier == "landlock"]
         sandbox = module.LocalSandbox(slots=1, minimum_isolation="landlock")
         print("ready", flush=True)
         program = Program(source="import os, time; os.fork() or os.setsid(); os.fork(); time.sleep(60)")
@@ -380,7 +380,7 @@ def test_nothing_is_left_of_a_slot_whose_owner_ended_before_it_began(
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     for owner in (slot, module):
         monkeypatch.setattr(owner, "remove_later", lambda *_: None)
-    monkeypatch.setattr(module, "candidates", lambda view: [o for o in find(view) if o.tier == tier])
+    monkeypatch.setattr(module, "candidates", lambda view: [o for o in find(view) if o.isolation.tier == tier])
     with pytest.raises(SandboxError):
         LocalSandbox(slots=1, minimum_isolation=tier, limits=LIMITS)
     if not made:

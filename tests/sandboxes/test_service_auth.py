@@ -112,7 +112,7 @@ def test_the_command_refuses_to_listen_for_others_without_a_token(capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--slots", "0"], "slots must be above 0"),
+        (["--slots", "0"], "slots should be greater than 0"),
         (["--full-status", "500"], "429 or 504"),
         (["--token-file", "/no/such/file"], "cannot be read"),
         (["--backend", "remote"], "use local or docker"),

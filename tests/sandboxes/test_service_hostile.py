@@ -254,9 +254,25 @@ def test_more_entries_than_any_request_has_are_refused_before_each_is_looked_at(
     assert f"{MANY}"[:5] in answer.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b"{" + b",".join(b'"%x" : 0' % number for number in range(1_500_000)) + b"}", "keys"),
+        ("[" + ",".join(["[[],[],[],[]]"] * 500_000) + "]", "lists"),
+    ],
+    ids=["keys", "lists"],
+)
+def test_a_body_of_millions_of_parts_is_refused_before_one_is_made(body: str | bytes, name: str) -> None:
+    started = time.process_time()
+    with pytest.raises(messages.Refusal, match=f"the body may have .* {name}, not"):
+        messages.parse_json(body, "the body")
+    assert time.process_time() - started < 0.3
+
+
 def test_the_garbage_collector_does_not_look_at_half_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    monkeypatch.setattr(messages, "parse_json", lambda *_: seen.append(gc.isenabled()) or {})
+    read = lambda *_, **__: seen.append(gc.isenabled()) or {}  # noqa: E731
+    monkeypatch.setattr(messages.pydantic_core, "from_json", read)
     with running(FakeSandbox) as service:
         service.post("/run_code", {})
     assert (seen, gc.isenabled()) == ([False], True)

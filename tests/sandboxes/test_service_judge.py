@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import pickle
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,3 +147,15 @@ def test_tests_that_compute_for_ever_are_bounded(fake: Running) -> None:
         fake.post("/judge", {"code": "1", "tests": [test], "total_s": 1})
         assert fake.post("/run_code", {"code": "#echo", "language": "python"}).status_code == 200
     assert time.monotonic() - started < 15
+
+
+@pytest.mark.parametrize(
+    ("unpacked", "kind"),
+    [("[" + "[]," * 3_000_000 + "[]]", "too_many"), ('["' + "a" * (33 << 20) + '"]', "too_large")],
+    ids=["parts", "bytes"],
+)
+def test_tests_that_grow_when_they_are_unpacked_are_refused(fake: Running, unpacked: str, kind: str) -> None:
+    packed = base64.b64encode(zlib.compress(pickle.dumps(unpacked))).decode()
+    for tests in (packed, {"private_test_cases": packed}, {"reward_model": json.dumps({"test_cases": packed})}):
+        answer = fake.post("/judge", {"code": "1", "tests": tests})
+        assert answer.json()["kind"] == kind, answer.text

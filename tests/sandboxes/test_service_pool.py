@@ -20,6 +20,7 @@ from service_fakes import FakeSandbox, Running, request_bytes, running
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Program, Sandbox
+from roll_envs.settings import checked_arguments
 from sandboxes.service.metrics import Metrics
 from sandboxes.service.pool import DrainingError, Pool, QueueFullError
 from sandboxes.service.settings import Settings
@@ -437,9 +438,9 @@ def test_the_metrics_name_the_isolation_and_count_requests() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"slots": 0}, "slots must be above 0"),
-        ({"queue": -1}, "queue must be 0 or more"),
-        ({"port": 70000}, "between 0 and 65535"),
+        ({"slots": 0}, "slots should be greater than 0, not 0"),
+        ({"queue": -1}, "queue should be greater than or equal to 0"),
+        ({"port": 70000}, "port should be less than or equal to 65535"),
         ({"full_status": 500}, "429 or 504"),
         ({"max_run_s": float("nan")}, "max_run_s"),
         ({"default_memory_mb": 9000}, "must not be above"),
@@ -451,7 +452,7 @@ def test_the_metrics_name_the_isolation_and_count_requests() -> None:
 )
 def test_settings_that_cannot_be_used(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Settings(**change)
+        Settings(**checked_arguments("roll-sandbox serve", Settings, change))
 
 
 def test_loopback_needs_no_token_and_others_take_one() -> None:

@@ -64,7 +64,7 @@ def _parts(number: int, call: ToolCall, form: Form | None = None) -> dict[str, s
 def _argument(form: Form, key: str, value: object) -> str:
     text = value if isinstance(value, str) else dump(value)
     if re.search(form.value_end, text) or re.search("[<>\n]", key):
-        raise ConfigError(f"argument {key!r} holds a closing tag, which this format cannot carry; use 'hermes'")
+        raise ConfigError(f"argument {key!r} holds a tag of this format, which it cannot carry; use 'hermes'")
     return Template(form.argument).substitute(key=key, value=text)
 
 

@@ -19,6 +19,7 @@ from roll_envs.tools.formats.reading import (
     calls_of_list,
     clip,
     dump,
+    has_the_keys_of_a_call,
     looks_like_a_call,
     read_json,
     skip_space,
@@ -36,8 +37,9 @@ def llama_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
     """A JSON object alone, ``<|python_tag|>`` before it or before code, or ``<function=name>{...}</function>``.
 
     ``<|python_tag|>`` is a special token, which decoding usually leaves out; a JSON object that is the whole answer is
-    therefore a call without it. Code after the tag is a call of the tool ``python``, unless it is
-    ``NAME.call(key=value)``, by which built-in tools are called, and there is a tool of that name.
+    therefore a call without it, where it has a name and arguments, as for vLLM's parser. Code after the tag is a call
+    of the tool ``python``, unless it is ``NAME.call(key=value)``, by which built-in tools are called, and there is a
+    tool of that name.
     """
     _, tag, behind = text.partition(_LLAMA_TAG)
     if tag:
@@ -76,7 +78,7 @@ def _objects(text: str, at: int) -> Iterator[Call]:
             if not first or looks_like_a_call(text, at):
                 yield BadCall(reason=f"the call is malformed: {read.problem}; write {_LLAMA_FORM}")
             return
-        if first and not (isinstance(read.value, dict) and "name" in read.value):
+        if first and not has_the_keys_of_a_call(read.value):
             return  # some other JSON: an answer to the task
         yield call_of(read.value, _LLAMA_FORM)
         first, at = False, skip_space(text, read.end)
@@ -102,8 +104,9 @@ def mistral_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
     if read.problem:
         bad = BadCall(reason=f"the list of calls is malformed: {read.problem}; write {form.form}")
         return (bad,) if looks_like_a_call(text, start) else ()
-    named = isinstance(read.value[0], dict) and "name" in read.value[0]
-    return calls_of_list(read.value, form.form) if named and skip_space(text, read.end) == len(text) else ()
+    if not has_the_keys_of_a_call(read.value[0]) or skip_space(text, read.end) < len(text):
+        return ()  # some other JSON: an answer to the task
+    return calls_of_list(read.value, form.form)
 
 
 _OPENAI_FORM = FORMS["openai"].form

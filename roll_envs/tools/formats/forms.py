@@ -41,8 +41,7 @@ class Form(NamedTuple):
     key: str = ""
     """Pattern: the name of an argument in a group, up to its value."""
     value_end: str = ""
-    """Pattern: where a value ends; in order when by ``closing``."""
-    closing: str = ""
+    """Pattern: where a value ends; its group ``cut``, where it has one, is what shows that it does not."""
     thoughts: bool = True
     """Whether thoughts, which are left unread, stand before the calls in tags."""
 
@@ -131,10 +130,11 @@ _TEXTS: dict[str, dict[str, Any]] = {
         "tail": _RESPONSES,
         "begin": r"(?:<tool_call>\s*)?<function=|<tool_call>",
         "name": r"(?<=<function=)(?P<name>[^<>\n]{1,200})>\s*",
-        "end": "</function>",
+        # As in vLLM, the next argument closes a value and the end of a call its function. A value that nothing closes
+        # before the end of the function is none: what is there of it, such as code, is not to be run.
+        "end": "</function>|(?=</tool_call>)",
         "key": r"<parameter=([^<>\n]{1,200})>",
-        "value_end": "</parameter>|</function>|</tool_call>",
-        "closing": "</parameter>",
+        "value_end": r"</parameter>|(?=<parameter=)|(?P<cut></function>|</tool_call>\s*+(?=<tool_call>|\Z))",
     },
     "deepseek": {
         "form": "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>",
@@ -187,7 +187,6 @@ _TEXTS: dict[str, dict[str, Any]] = {
         "end": r"</tool_call>|\Z",
         "key": r"<arg_key>([^<>]{1,200})</arg_key>\s*<arg_value>",
         "value_end": "</arg_value>",
-        "closing": "</arg_value>",
     },
     "fenced": {
         "form": '```tool\n{"name": ..., "arguments": {...}}\n```',

@@ -13,7 +13,16 @@ from typing import Any
 
 from roll_envs.tools.arguments import check_arguments
 from roll_envs.tools.formats.forms import Form
-from roll_envs.tools.formats.reading import Call, call_of, calls_of_list, clip, read_json, read_whole_json, skip_space
+from roll_envs.tools.formats.reading import (
+    Call,
+    JsonRead,
+    call_of,
+    calls_of_list,
+    clip,
+    read_json,
+    read_whole_json,
+    skip_space,
+)
 from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
 
 
@@ -38,7 +47,9 @@ def marked_calls(text: str, specs: Mapping[str, ToolSpec], form: Form) -> Iterat
 def _json_calls(text: str, at: int, name: str | None, form: Form) -> tuple[Sequence[Call], int]:
     """The calls in the JSON at ``at``, which are the arguments of ``name`` where there is one; and where to go on."""
     what = "the call is" if name is None else f"the arguments of {clip(name)!r} are"
-    read = read_json(text, at)
+    # The mark that closes the call follows at once.
+    empty = name is not None and text.startswith(("<|", "<｜", "</function>"), skip_space(text, at))
+    read = JsonRead({}, at) if empty else read_json(text, at)
     at = max(read.end, at)
     if read.problem:
         return [BadCall(reason=f"{what} malformed: {read.problem}; write {form.form}")], at
@@ -55,7 +66,7 @@ def _raw_call(text: str, at: int, name: str, specs: Mapping[str, ToolSpec], form
     arguments: dict[str, Any] = {}
     while (key := re.compile(form.key).match(text, at)) is not None:
         ending = re.compile(form.value_end).search(text, key.end())
-        if ending is None or ending[0] != form.closing:
+        if ending is None or ending.groupdict().get("cut"):
             reason = f"the argument {clip(key[1].strip())!r} of {clip(name)!r} is not closed; write {form.form}"
             # What a tag that never closes holds is not read again.
             return [BadCall(reason=reason)], len(text) if ending is None else ending.end()

@@ -106,7 +106,7 @@ def call_of(value: Any, form: str) -> Call:
         return BadCall(reason=f"{found}; write {form}")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        read = read_whole_json(arguments)
+        read = read_whole_json(arguments if arguments.strip() else "{}")
         if read.problem:
             return BadCall(reason=f"the arguments of {clip(name)!r} are a text that is no JSON object: {read.problem}")
         arguments = read.value
@@ -135,9 +135,15 @@ def limited(calls: Iterable[Call]) -> tuple[Call, ...]:
     return tuple(kept)
 
 
+def has_the_keys_of_a_call(value: Any) -> bool:
+    """Whether a JSON value that no mark announces is a call: a name alone, such as a person's, is in other JSON too."""
+    return isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value)
+
+
 def looks_like_a_call(text: str, start: int) -> bool:
-    """Whether malformed JSON at ``start`` was meant as a call: it opens an object or list and soon says ``"name"``."""
-    return text[start : start + 1] in ("{", "[") and '"name"' in text[start : start + _NAME_NEAR]
+    """Whether malformed JSON at ``start`` was meant as a call: an object or list in which such keys stand soon."""
+    near = text[start : start + _NAME_NEAR]
+    return near[:1] in ("{", "[") and '"name"' in near and ('"arguments"' in near or '"parameters"' in near)
 
 
 def dump(value: Any) -> str:

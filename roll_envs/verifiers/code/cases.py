@@ -13,15 +13,17 @@ import ast
 import base64
 import binascii
 import contextlib
-import io
+import itertools
 import json
-import pickle
+import pickletools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from roll_envs.verifiers.code.inside.reading import given_code
+
+Check = Callable[[bytes], None]
 
 
 class Unusable(Exception):
@@ -71,42 +73,46 @@ _INPUT_OUTPUT = ("input_output", "ground_truth", "verification_info", "reward_mo
 _CODE_KEYS = ("asserts", "test_list", "tests", "test", "test_code", "test_file", "assert_case")
 
 
-def read_plan(reference: Any) -> Plan:
-    """Raises :class:`Unusable`."""
+def read_plan(reference: Any, check: Check = lambda content: None) -> Plan:
+    """Raises :class:`Unusable`, and what ``check`` does, which is called with what compressed tests hold before it is
+    read."""
     from_json = False
     if isinstance(reference, str):
-        reference, from_json = _unpacked(reference)
-    plan = _read(reference, from_json)
+        reference, from_json = _unpacked(reference, check)
+    plan = _read(reference, from_json, check)
     if not (plan.asserts or plan.calls or plan.runs):
         keys = sorted(map(str, reference)) if isinstance(reference, Mapping) else type(reference).__name__
         raise Unusable(f"the reference has no tests: its keys are {keys}, see roll_envs.verifiers.code.cases")
     return plan
 
 
-def _unpacked(text: str) -> tuple[Any, bool]:
+def _unpacked(text: str, check: Check) -> tuple[Any, bool]:
     """JSON, compressed tests of LiveCodeBench, or test code as it is; and whether it was JSON."""
     # A text that begins like JSON and is none is test code.
     if text.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError):
             return json.loads(text), True
     if len(text) > 16 and text.isascii() and not any(mark in text for mark in " (\t:"):
-        with contextlib.suppress(binascii.Error, zlib.error, pickle.UnpicklingError, ValueError, EOFError):
+        with contextlib.suppress(binascii.Error, zlib.error, ValueError):
             unpacker = zlib.decompressobj()
             data = unpacker.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
             if unpacker.unconsumed_tail:
                 raise Unusable(f"the compressed tests have more than {_MOST_BYTES >> 20} MiB")
-            return json.loads(_TextOnly(io.BytesIO(data)).load()), True
+            check(data)
+            return json.loads(_pickled_text(data)), True
     return text, False
 
 
-class _TextOnly(pickle.Unpickler):
-    """A pickle that holds plain values only: it can name no class or function."""
+def _pickled_text(data: bytes) -> str:
+    """The text that a pickle holds, which is not run: beside it stand a protocol, a length and a place to keep it."""
+    steps = list(itertools.islice(pickletools.genops(data), 5))
+    texts = [given for step, given, _ in steps if "UNICODE" in step.name]
+    if len(texts) != 1 or steps[-1][0].name != "STOP":
+        raise Unusable("the compressed tests hold something other than a text; only text is read")
+    return str(texts[0])
 
-    def find_class(self, module: str, name: str) -> Any:
-        raise Unusable(f"the compressed tests hold an object of {module}.{name}; only text is read")
 
-
-def _read(reference: Any, from_json: bool) -> Plan:
+def _read(reference: Any, from_json: bool, check: Check) -> Plan:
     if isinstance(reference, str):
         return Plan(asserts=(reference,) if reference.strip() else ())
     if isinstance(reference, Sequence) and not isinstance(reference, bytes):
@@ -115,7 +121,7 @@ def _read(reference: Any, from_json: bool) -> Plan:
         return _cases(reference, {}, from_json)
     if not isinstance(reference, Mapping):
         raise Unusable(f"the reference must be test code or a mapping with tests, not {str(reference)[:100]!r}")
-    plan = _read_tests(reference, from_json)
+    plan = _read_tests(reference, from_json, check)
     entry, prefix, prompt = _text(reference, "entry_point"), _text(reference, "prefix"), reference.get("prompt")
     given = given_code(prompt, entry) if entry and isinstance(prompt, str) else []
     prefix = prefix or "\n".join(map(ast.unparse, given))
@@ -128,7 +134,7 @@ def _read(reference: Any, from_json: bool) -> Plan:
     )
 
 
-def _read_tests(reference: Mapping[Any, Any], from_json: bool) -> Plan:
+def _read_tests(reference: Mapping[Any, Any], from_json: bool, check: Check) -> Plan:
     plan = Plan()
     if _has(reference, "inputs") or _has(reference, "outputs"):
         plan = _inputs(reference, reference.get("inputs"), reference.get("outputs"))
@@ -141,13 +147,15 @@ def _read_tests(reference: Mapping[Any, Any], from_json: bool) -> Plan:
     parts = [reference[f"{kind}_{of}"] for kind in ("public", "private", "generated") for of in ("tests", "test_cases")
              if reference.get(f"{kind}_{of}")]  # fmt: skip
     if parts:
-        return _joined([_part(part, reference, from_json) for part in parts])
+        return _joined([_part(part, reference, from_json, check) for part in parts])
     # The column is test_list in MBPP and test in HumanEval.
     for key in _CODE_KEYS:
         if reference.get(key):
-            found, is_json = _unpacked(reference[key]) if isinstance(reference[key], str) else (reference[key], False)
+            found, is_json = reference[key], False
+            if isinstance(found, str):
+                found, is_json = _unpacked(found, check)
             if is_json or isinstance(found, Mapping) or not all(isinstance(text, str) for text in found):
-                return _part(found, reference, from_json or is_json)
+                return _part(found, reference, from_json or is_json, check)
             asserts = (found,) if isinstance(found, str) else tuple(found)
             setup = _text(reference, "test_setup_code") or _text(reference, "setup")
             imports = reference.get("test_imports") or ()
@@ -157,7 +165,7 @@ def _read_tests(reference: Mapping[Any, Any], from_json: bool) -> Plan:
         return plan
     for key in _INPUT_OUTPUT:
         if reference.get(key):
-            return _part(reference[key], reference, from_json)
+            return _part(reference[key], reference, from_json, check)
     return plan
 
 
@@ -165,17 +173,17 @@ def _has(reference: Mapping[Any, Any], key: str) -> bool:
     return key in reference and not (reference[key] in (None, []) and reference.get("assert_case"))
 
 
-def _part(part: Any, row: Mapping[Any, Any], from_json: bool) -> Plan:
+def _part(part: Any, row: Mapping[Any, Any], from_json: bool, check: Check) -> Plan:
     """Tests in a column of a row, which may be JSON text and take the name of the function from the row."""
     if isinstance(part, str):
-        part, was_json = _unpacked(part)
+        part, was_json = _unpacked(part, check)
         from_json = from_json or was_json
     names = {key: row[key] for key in ("fn_name", "entry_point", "metadata", "starter_code") if key in row}
     if isinstance(part, Mapping):
-        return _read({**names, **part}, from_json)
+        return _read({**names, **part}, from_json, check)
     if isinstance(part, Sequence) and not isinstance(part, str) and not all(isinstance(i, str) for i in part):
         return _cases(part, names, from_json)
-    return _read(part, from_json)
+    return _read(part, from_json, check)
 
 
 def _joined(plans: list[Plan]) -> Plan:

@@ -8,7 +8,6 @@ earlier cannot pass for a reply. The answer can forge any reply, but does not kn
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import importlib.util
 import json
@@ -16,13 +15,11 @@ import marshal
 import os
 import secrets
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roll_envs.errors import RollError, SandboxError
+from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Limits, RunResult, Sandbox, SandboxSession, explained
 
 _PACKAGE = "roll_envs.verifiers.code.inside"
@@ -140,7 +137,6 @@ class Testing:
     def __post_init__(self) -> None:
         self._until = time.monotonic() + self.total_s
         self._answer: Jail | None = None
-        self._loaded: Future[Jail] | None = None
         self._source = ""
         self.asked = 0
         self._ended: JailEnded | None = None
@@ -148,23 +144,15 @@ class Testing:
     def run(self, source: str, plan: dict[str, Any]) -> dict[str, Any]:
         """What ``inside.tests`` found. Raises :class:`JailEnded` where the jail of the tests has ended."""
         self._source = source
-        with ThreadPoolExecutor(1, thread_name_prefix="judge-load") as self._beside:
-            try:
-                return self._converse(self.tests, plan, "", self._load_beside)
-            finally:
-                self._drop_answer()
-
-    def _load_beside(self) -> None:
-        """Load the answer while the tests are read."""
-        self._loaded = self._beside.submit(self._load)
+        try:
+            return self._converse(self.tests, plan, "")
+        finally:
+            self._drop_answer()
 
     def _drop_answer(self) -> None:
-        if self._loaded is not None:
-            with contextlib.suppress(JailEnded, RollError):
-                self._answer = self._loaded.result()
         if self._answer is not None:
             self._answer.close()
-        self._answer = self._loaded = None
+        self._answer = None
 
     def control(self, plan: dict[str, Any]) -> dict[str, Any]:
         """The same tests with an answer whose values allow everything."""
@@ -176,15 +164,11 @@ class Testing:
         self._until = max(self._until, time.monotonic() + self.most_s)
         return self._converse(self.answers, plan, f", answer={source!r}")
 
-    def _converse(
-        self, sandbox: Sandbox, plan: dict[str, Any], how: str, meanwhile: Callable[[], None] = lambda: None
-    ) -> dict[str, Any]:
-        """``meanwhile`` is called when the jail of the tests is there."""
+    def _converse(self, sandbox: Sandbox, plan: dict[str, Any], how: str) -> dict[str, Any]:
         keep = self.keep and sandbox is self.tests
         given = f"{plan!r}{how}"
         waiting = _take_idle() if keep else None
         tests = waiting or self._tests_jail(sandbox)
-        meanwhile()
         try:
             try:
                 said = tests.step(given, self._left(), method="start")
@@ -242,16 +226,13 @@ class Testing:
         head = {"status": "", "text": "", "printed": "", "time_s": 0.0, "memory_mb": 0.0}
         line = b""
         try:
-            if self._loaded is not None:
-                loaded, self._loaded = self._loaded, None
-                self._answer = loaded.result()
-            if not self.asked:
-                self._until = time.monotonic() + self.total_s
-            self.asked += 1
-            if self._until - time.monotonic() <= 0:
+            if self.asked and self._until - time.monotonic() <= 0:
                 raise JailEnded("skipped", "the time for all tests was over")
             if self._answer is None:
                 self._answer = self._load()
+            if not self.asked:
+                self._until = time.monotonic() + self.total_s
+            self.asked += 1
             line, printed = self._answer.step(repr(request.decode()), self.limits.wall_s)
             head["printed"] = printed.decode(errors="replace")
             head |= {"time_s": self._answer.wall_s, "memory_mb": self._answer.memory_mb}

@@ -17,20 +17,12 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from roll_envs.errors import ConfigError, RollError, check_number, check_one_of
-from roll_envs.sandbox import (
-    COMPILED,
-    LANGUAGES,
-    Language,
-    Limits,
-    Program,
-    RunResult,
-    Sandbox,
-    explained,
-    make_sandbox,
-)
+from pydantic import Field
+
+from roll_envs.errors import RollError
+from roll_envs.sandbox import COMPILED, Language, Limits, Program, RunResult, Sandbox, explained, make_sandbox
 from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside import preamble
 from roll_envs.verifiers.code.inside.values import encode
@@ -39,6 +31,7 @@ from roll_envs.verifiers.code.session import JailEnded, Testing, close_idle
 from roll_envs.verifiers.extract import code_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
 _SHOWN = 3
 _SIDE_BY_SIDE = 4
 _UNKNOWN = re.compile(rb"NameError: name '([A-Za-z]+)' is not defined")
@@ -77,11 +70,11 @@ class CodeVerifier:
     in both. ``time_s`` and ``memory_mb`` bound each test, ``compile_s`` the compiler, ``total_s`` all tests of an
     answer: those left over then are not passed. ``comparison`` of printed output: ``tolerant`` (whitespace, rounding)
     or ``exact``; ``tolerance`` for floats in it and, when given, in returned values, which are else compared exactly.
-    ``sandbox``: a sandbox, or the name of a backend whose one instance for this process all verifiers share.
-    ``tests_sandbox``: where tests and
-    checkers run, with at least as many slots as answers that are judged at a time; by default a local one that shows
-    the packages installed here. ``tests_inside`` accepts tests that the program could cheat: they run beside it, or
-    compare by its own classes; such a score says ``can_be_cheated``.
+    ``sandbox``: a sandbox, which its owner closes, or the name of a backend whose one instance all verifiers share
+    until the process ends. ``tests_sandbox``: where tests and checkers run, with at least as many slots as answers that
+    are judged at a time; by default a local one that shows the packages installed here. ``tests_inside`` accepts tests
+    that the program could cheat: they run beside it, or compare by its own classes; such a score says
+    ``can_be_cheated``.
     """
 
     sandbox: Sandbox | str = "local"
@@ -90,26 +83,16 @@ class CodeVerifier:
     tests_sandbox: Sandbox | str | None = None
     credit: Literal["all", "partial"] = "all"
     comparison: Literal["tolerant", "exact"] = "tolerant"
-    tolerance: float | None = None
+    tolerance: Annotated[float, Field(ge=0, lt=1)] | None = None
     tests_inside: bool = False
-    time_s: float = 5.0
-    memory_mb: int = 512
-    compile_s: float = 30.0
-    total_s: float = 60.0
-    wait_s: float = 60.0
+    time_s: Seconds = 5.0
+    memory_mb: Annotated[int, Field(gt=0, le=1_000_000)] = 512
+    compile_s: Seconds = 30.0
+    total_s: Seconds = 60.0
+    wait_s: Seconds = 60.0
 
     def __post_init__(self) -> None:
-        check_one_of("language", self.language, LANGUAGES)
-        check_one_of("credit", self.credit, ("all", "partial"))
-        check_one_of("comparison", self.comparison, ("tolerant", "exact"))
-        for name in ("time_s", "compile_s", "total_s", "wait_s", "memory_mb"):
-            check_number(name, getattr(self, name), lambda n: 0 < n <= 1e6, "a number above 0")
-        if self.tolerance is not None:
-            check_number("tolerance", self.tolerance, lambda n: 0 <= n < 1, "at least 0 and below 1")
-        for name, given in (("sandbox", self.sandbox), ("tests_sandbox", self.tests_sandbox or "")):
-            if not isinstance(given, Sandbox | str):
-                raise ConfigError(f"{name} must be a Sandbox or the name of a backend, not {given!r}")
-        self.limits = Limits(wall_s=self.time_s, memory_mb=int(self.memory_mb), compile_s=self.compile_s)
+        self.limits = Limits(wall_s=self.time_s, memory_mb=self.memory_mb, compile_s=self.compile_s)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         try:
@@ -144,9 +127,6 @@ class CodeVerifier:
             sandbox = _made(self.sandbox, self.sandbox_kwargs)
             if imported and sandbox.run(Program(source=look), timeout_s=self.wait_s).ok:
                 raise Unusable(f"module {name!r}, which the program imports, is missing in its sandbox")
-
-    def close(self) -> None:
-        """Closes nothing: a given sandbox belongs to the caller, a named one is shared until the process ends."""
 
     # -- programs with input -------------------------------------------------------------------------------------------
 

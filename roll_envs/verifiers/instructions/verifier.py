@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from roll_envs.errors import ConfigError, UnknownNameError, check_one_of, check_whole
+from pydantic import PositiveInt
+
+from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.instructions.arguments import Check, Kind, read_arguments
 from roll_envs.verifiers.instructions.ifbench import IFBENCH
@@ -94,12 +96,7 @@ class InstructionsVerifier:
 
     mode: Literal["strict", "loose"] = "strict"
     value: Literal["share", "all"] = "share"
-    max_chars: int = 200_000
-
-    def __post_init__(self) -> None:
-        check_one_of("mode", self.mode, ("strict", "loose"))
-        check_one_of("value", self.value, ("share", "all"))
-        check_whole("max_chars", self.max_chars)
+    max_chars: PositiveInt = 200_000
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,12 +98,18 @@ def build(machine: str, rules: Rules = Rules()) -> bytes:  # noqa: B008 - a tupl
     refused += ("setpriority", *_SCHEDULES) if rules.on_host else ()
     refused += () if rules.attributes else _ATTRIBUTES
     plain -= {table[name] for name in refused for table in (allowed, checked) if name in table}
-    bodies = {}
+    bodies: dict[int, list[Instruction]] = {}
     for name, body in _argument_checks(rules).items():
         number = checked.get(name, allowed.get(name))
         if number is not None:
             bodies[number] = body
-    code += _tree(plain, bodies)
+    # One number after the other: the kernel finds out once, when the filter is installed, which numbers it allows
+    # whatever the arguments are. Those whose arguments are checked each time come first.
+    verdicts = bodies | {number: [_verdict(_ALLOW)] for number in sorted(plain - set(bodies))}
+    for number, body in verdicts.items():
+        code += [(_EQUAL, 0, len(body), number), *body]
+    # From 424 on (Linux 5.1) all architectures share the numbers.
+    code += [(_AT_LEAST, 0, 1, 424), _verdict(_ENOSYS), _verdict(_EPERM)]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
 
 
@@ -177,33 +183,3 @@ def _unless(index: int, values: list[int], action: int) -> list[Instruction]:
     """Return ``action`` unless the argument is one of ``values``; otherwise continue after these instructions."""
     tests = [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [*_argument(index), *tests, _verdict(action)]
-
-
-def _tree(plain: set[int], bodies: Mapping[int, list[Instruction]]) -> list[Instruction]:
-    """Binary search over the numbers at which the verdict changes; each leaf is a verdict or a check of arguments.
-
-    The kernel evaluates the filter for every number when it is installed, so depth costs time, not length.
-    """
-    first_recent = 424  # from here on (Linux 5.1) all architectures share the numbers
-    allowed = [_verdict(_ALLOW)]
-
-    def leaf(number: int) -> list[Instruction]:
-        if number in bodies:
-            return bodies[number]
-        return allowed if number in plain else [_verdict(_ENOSYS if number >= first_recent else _EPERM)]
-
-    ends = {n + 1 for n in plain | set(bodies)}
-    borders = sorted(n for n in plain | set(bodies) | ends | {first_recent} if n and leaf(n) != leaf(n - 1))
-    leaves = [leaf(0), *map(leaf, borders)]
-
-    def node(low: int, high: int) -> list[Instruction]:
-        if low == high:
-            return leaves[low]
-        middle = (low + high) // 2
-        left, right = node(low, middle), node(middle + 1, high)
-        return [(_AT_LEAST, len(left), 0, borders[middle]), *left, *right]
-
-    code = node(0, len(borders))
-    # A jump is one byte.
-    assert all(jump < 256 for _, true, false, _ in code for jump in (true, false))
-    return code
