@@ -224,6 +224,8 @@ def test_one_rank_gives_the_numbers_of_this_process() -> None:
         learner.reference(fixed=False).load_weights([])
     with pytest.raises(CheckpointError, match="LoRA adapters"):
         learner.load_optimizer_state({**learner.optimizer_state(), "lora": {}})
+    with pytest.raises(CheckpointError, match=r"2 optimisers .* optimizer\.name it was saved with"):
+        learner.load_optimizer_state({"parts": learner.optimizer_state()["parts"] * 2})
     again = RankedLearner(crew, config, model, warm_start=True, threads=1)
     assert all(torch.equal(weight, fresh[name]) for name, weight in again.weights()), "another phase begins anew"
     batches = some_batches()
