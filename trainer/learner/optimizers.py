@@ -85,7 +85,7 @@ class OptimizerPart(Part):
 class AdamWSettings(Settings):
     """Settings of AdamW."""
 
-    betas: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]] = (0.9, 0.95)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     """AdamW betas. Default: 0.95 as in the training of most language models; torch's 0.999 is slow for short runs."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay of matrices; biases and norms have none. Default: off; verl's is 0.01."""
