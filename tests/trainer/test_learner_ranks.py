@@ -332,6 +332,18 @@ def test_the_same_steps_again_are_the_same_to_the_bit(two: LearnerRanks) -> None
 
 
 @pytest.mark.slow
+def test_signals_to_all_processes_of_a_job_are_the_drivers_to_answer(two: LearnerRanks) -> None:
+    """Slurm and systemd send SIGTERM to each of them; the driver finishes its step and saves, with the ranks."""
+    learner = two.learner(tiny_model(), warm_start=False, threads=1)
+    for pid in rank_pids():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, number)
+    time.sleep(0.5)
+    assert len(learner.score(some_batches())) > 0
+    assert len(rank_pids()) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("signalled", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_dies_or_stops_in_a_step_ends_all(signalled: signal.Signals) -> None:
     rows, advantages = some_rows()

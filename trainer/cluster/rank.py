@@ -276,6 +276,7 @@ def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callabl
 def main() -> None:
     """With the arguments FD RANK COUNT: serve the driver at the other end of the pipe FD."""
     fd, rank, count = map(int, sys.argv[1:4])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when a rank ends
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the driver decides when a rank ends: it saves first
     connection: Connection[Any, Any] = Connection(fd)
     serve(Rank(rank, count), rank, connection.recv_bytes, connection.send_bytes)
