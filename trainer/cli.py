@@ -367,7 +367,8 @@ def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> in
             report.say(f"Stopped before the first checkpoint; {folder.path} cannot be resumed, start the run anew.")
         return INTERRUPTED
     except RollError as error:
-        raise RollError(f"{error}\nrun folder: {folder.path}") from error
+        said = [str(error), *getattr(error, "__notes__", ()), f"run folder: {folder.path}"]
+        raise RollError("\n".join(said)) from error
     report.print_closing(str(folder.path))
     return OK
 

@@ -40,6 +40,8 @@ import trainer.run.loop
 import trainer.run.saving
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Metrics, Outcome, Task, Trajectory
+from trainer.cli import main
+from trainer.command import MISTAKE
 from trainer.config.load import load_config
 from trainer.data.batches import Batch, Denominators
 from trainer.rollout.source import HELD_OUT_SEEDS, Session, draw_tasks, held_out_tasks
@@ -734,6 +736,28 @@ def test_an_environment_that_breaks_in_training_leaves_a_checkpoint(
     go_on(path)
     fresh, _ = run(tmp_path / "fresh", **word_run(0.0, checkpoint={"every": 0}))
     assert_same_curve(fresh, path)
+
+
+def test_the_error_that_ends_a_run_is_shown_even_where_the_disk_is_full_too(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original, save = trainer.rollout.source.draw_tasks, trainer.run.saving.save_checkpoint
+
+    def draw(env: Any, *, indices: Any, **kwargs: Any) -> Any:
+        broken = env.model_copy(update={"kwargs": {"fail_share": 1.0}})
+        return original(broken if set(indices) <= {*range(12, 18)} else env, indices=indices, **kwargs)
+
+    def full(folder: Path, state: Any, **kwargs: Any) -> Path:
+        if state.progress["steps"] == 2:
+            raise RollError("the disk is full")
+        return save(folder, state, **kwargs)
+
+    monkeypatch.setattr(trainer.rollout.source, "draw_tasks", draw)
+    monkeypatch.setattr(trainer.run.saving, "save_checkpoint", full)
+    assert main([str(write_config(tmp_path, **word_run(0.0, checkpoint={"every": 0})))]) == MISTAKE
+    said = capsys.readouterr().err
+    assert "training, step 3: 18 of 18 episodes failed" in said
+    assert said.index("episodes failed") < said.index("could not be saved: the disk is full") < said.index("run folder")
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------

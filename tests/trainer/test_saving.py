@@ -232,6 +232,23 @@ def test_a_share_for_whose_note_the_disk_has_no_room_is_not_whole(
     assert load_checkpoint(tmp_path).step == 1
 
 
+@pytest.mark.parametrize("first", [RollError("the engine died"), RankError("lost"), KeyboardInterrupt()])
+def test_a_checkpoint_that_is_lost_in_the_background_does_not_hide_what_ended_the_run(
+    tmp_path: Path, first: BaseException
+) -> None:
+    """After Ctrl-C it is the error itself: nobody may believe that the run was saved."""
+    learner, critic = parts_here()
+    saver = Saver(tmp_path, CheckpointConfig(asynchronous=True), LearnerRanks(CONFIG))
+    with full_after(100), pytest.raises((RollError, KeyboardInterrupt)) as caught, saver:
+        saver.save(state_of(1, learner, critic), {"policy": learner})
+        raise first
+    if isinstance(first, KeyboardInterrupt):
+        assert "the disk is full" in str(caught.value)
+    else:
+        assert caught.value is first
+        assert ["the disk is full" in note for note in first.__notes__] == [True]
+
+
 def test_ranks_that_are_late_or_lost_are_not_waited_for(tmp_path: Path) -> None:
     learner, critic = parts_here()
     two: Any = TwoShares(learner, critic)

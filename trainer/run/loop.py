@@ -37,7 +37,7 @@ from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run
 from trainer.run.recorder import Recorder
 from trainer.run.report import Report
-from trainer.run.saving import Saver
+from trainer.run.saving import Saver, noting
 from trainer.run.update import StepParts, begin_phase, refresh_reference, update, warm_start_step
 
 WARM_START, TRAIN, EVALUATION = "warm_start", "train", "evaluation"
@@ -345,8 +345,9 @@ class _Run:
         failures."""
         try:
             yield
-        except RollError:
-            self._save()
+        except RollError as error:
+            with noting(error):
+                self._save()
             raise
 
     def _save(self) -> None:

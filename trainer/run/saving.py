@@ -13,13 +13,12 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trainer.cluster.crew import RankError
 from trainer.cluster.learner_ranks import LearnerRanks, RankSnapshot
 from trainer.config.schema import CheckpointConfig
 from trainer.learner import Critic, Learner
@@ -117,11 +116,18 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, RankError):
-            with contextlib.suppress(Exception):  # the ranks' loss is the error
-                self.wait()
-        else:
+        with noting(error) if isinstance(error, Exception) else contextlib.nullcontext():
             self.wait()
+
+
+@contextlib.contextmanager
+def noting(first: Exception) -> Iterator[None]:
+    """Save what can be saved after the error ``first``: it stays the one to show, with a note where the body fails."""
+    try:
+        yield
+    except Exception as error:
+        if error is not first:  # lost ranks raise the same again
+            first.add_note(f"a checkpoint could not be saved: {error}")
 
 
 def _copied(state: CheckpointState) -> CheckpointState:
