@@ -23,6 +23,7 @@ from trainer.cluster.crew import RankError
 from trainer.rollout.source import Session
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import read_metrics
+from trainer.run.loop import load_parts
 from trainer.run.update import update
 
 WARM, STEPS, REFRESH = 25, 6, 2
@@ -209,3 +210,29 @@ def test_a_run_whose_ranks_are_lost_goes_on_from_its_last_checkpoint(
     assert begun == [0, 1, 1, 2]
     assert summary["steps"] == 3
     assert_same_curve(path, whole)
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_ranks_that_are_lost_while_they_are_started_again_take_another_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None, restarts: int
+) -> None:
+    changes: dict[str, Any] = {"steps": 2, "checkpoint": {"every": 1}, "evaluation": {"tasks": 2, "every": 0}}
+    placed = {"placement": {"learner": {"restarts": restarts}}}
+    losses = ["in a step", "while the checkpoint is loaded"]
+
+    def lost(what: str, function: Any) -> Any:
+        def call(*arguments: Any, **given: Any) -> Any:
+            if losses[:1] == [what]:
+                raise RankError(losses.pop(0))
+            return function(*arguments, **given)
+
+        return call
+
+    monkeypatch.setattr("trainer.run.loop.update", lost(losses[0], update))
+    monkeypatch.setattr("trainer.run.loop.load_parts", lost(losses[1], load_parts))
+    if restarts == 1:
+        with pytest.raises(RankError, match="while the checkpoint is loaded"):
+            run(tmp_path, **changes, **placed)
+    else:
+        assert run(tmp_path, **changes, **placed)[1]["steps"] == 2
+    assert losses == []

@@ -128,9 +128,11 @@ def resume(
 def _finished(run: _Run) -> dict[str, Any]:
     """The summary of ``run``, gone through to its end. Where ranks of its learner are lost it goes on from the last
     checkpoint with new ones, as often as ``placement.learner.restarts`` says."""
-    left = run.config.placement.learner.restarts
+    restarts = left = run.config.placement.learner.restarts
     while True:
         try:
+            if left < restarts:
+                run = run.again()
             return run.go()
         except RankError as error:
             if not left or latest_good(run.folder.path) is None:
@@ -139,7 +141,6 @@ def _finished(run: _Run) -> dict[str, Any]:
             run.report.say(
                 f"{error}\nStarting the ranks again from the last checkpoint; this may happen {left} times more."
             )
-            run = run.again()
 
 
 class _Run:
