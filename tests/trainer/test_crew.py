@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from roll_envs.errors import CheckpointError
+from roll_envs.errors import CheckpointError, ConfigError, RollError
 from trainer.cluster.crew import Crew, LocalLinks, RankError
 from trainer.cluster.frames import Call, Stream, packed, unpacked
 from trainer.cluster.rank import serve
@@ -77,9 +77,9 @@ class Clerk:
     def total(self, name: str, items: Iterator[tuple[str, torch.Tensor]]) -> tuple[str, float]:
         return name, sum(float(tensor.sum()) for _, tensor in items) + self.number
 
-    def refuse(self, ranks: Sequence[int]) -> None:
+    def refuse(self, ranks: Sequence[int], error: type[RollError] = CheckpointError) -> None:
         if self.number in ranks:
-            raise CheckpointError("it does not fit")
+            raise error("it does not fit")
 
     def fail(self, ranks: Sequence[int]) -> None:
         if self.number in ranks:
@@ -143,6 +143,16 @@ def test_what_all_ranks_refuse_is_the_error_itself_and_they_stay(links: QueueLin
     with pytest.raises(RankError, match=r"it does not fit\n\nrank 1 of 2 \(thread 1\) of the learner failed"):
         crew.call("refuse", [1])
     assert links.ended_all
+
+
+def test_a_mistake_that_one_rank_alone_finds_is_the_error_itself_and_ends_all(links: QueueLinks) -> None:
+    """A node with other releases, say: nothing that a restart would mend, and no traceback to read."""
+    crew = Crew(links, 10)
+    with pytest.raises(ConfigError, match=r"^it does not fit$"):
+        crew.call("refuse", [1], ConfigError)
+    assert links.ended_all
+    with pytest.raises(RankError, match="it does not fit"):
+        crew.call("add", 1, 1)
 
 
 def test_a_rank_that_raises_is_named_behind_its_traceback(links: QueueLinks, monkeypatch: pytest.MonkeyPatch) -> None:
