@@ -21,6 +21,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+import yaml
 from forked import roll_train
 from loop_runs import (
     assert_same_curve,
@@ -544,6 +545,33 @@ def test_a_checkpoint_of_another_model_is_an_error(whole: Whole, tmp_path: Path)
         go_on(path)
     with pytest.raises(CheckpointError, match="does not fit the configured model"):
         evaluate_run(path, tasks=2)
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "said"),
+    [
+        (
+            "warm_start",
+            {"steps": 6},
+            r"warm_start\.steps 6: the run was trained for 5 steps after a warm start of 4; set",
+        ),
+        ("loss", {"kl_coef": 0.1}, r"has no reference, .*; resume with the advantage\.name, loss\.kl_coef and"),
+        ("optimizer", {"name": "muon"}, r"has 1 optimisers .* 2; resume with the optimizer\.name it was saved with"),
+        ("optimizer", {"decay_embeddings": False}, r"groups of .*optimizer\.decay_embeddings it was saved with"),
+        ("learner", {"precision": "bfloat16"}, r"float32 copies .*; resume with the learner\.precision it was saved"),
+    ],
+)
+def test_a_setting_that_a_checkpoint_cannot_go_on_with_is_named(
+    whole: Whole, tmp_path: Path, section: str, change: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(whole[0], path)
+    settings = yaml.safe_load((path / "config.yaml").read_text())
+    settings[section] |= change
+    (path / "config.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(RollError, match=said):
+        go_on(path)
+    assert without_times(path) == without_times(whole[0]), "a failed resume changed the metrics"
 
 
 # -- interrupts --------------------------------------------------------------------------------------------------------

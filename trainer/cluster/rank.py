@@ -196,12 +196,12 @@ class Rank:
 
     def load_share(self, files: SavedFiles, networks: dict[str, PartName], trained: dict[str, PartName]) -> None:
         """Take weights and states from a checkpoint's files, of which this rank reads what it needs."""
-        for name, part in networks.items():
-            self._parts[part].load_weights(files.weights(name))
         if trained:
             states = files.training()["optimizer"]
             for name, part in trained.items():
                 self._parts[part].load_optimizer_state(states[name])
+        for name, part in networks.items():
+            self._parts[part].load_weights(files.weights(name))
 
 
 def _listed(releases: dict[str, str], names: list[str]) -> str:

@@ -106,6 +106,12 @@ def resume(
     counters = _Counters.load(state, folder.path)
     if steps is not None and counters.steps > steps:
         raise ConfigError(f"--steps {steps}: the run has done {counters.steps} steps already")
+    warm_steps = folder.config.warm_start.steps
+    if counters.steps and counters.warm_steps < warm_steps:
+        raise ConfigError(
+            f"warm_start.steps {warm_steps}: the run was trained for {counters.steps} steps after a warm start of "
+            f"{counters.warm_steps}; set it back to that, or start a new run"
+        )
     # A run that was trained on beyond its configuration is finished where it is, not behind itself.
     target = max(folder.config.steps, counters.steps) if steps is None else steps
     config = folder.config.model_copy(update={"steps": target})
@@ -444,13 +450,16 @@ def load_parts(parts: StepParts, state: CheckpointState, ranks: LearnerRanks | N
     """
     for name in parts.others:
         if name not in state.others:
-            raise CheckpointError(f"the checkpoint has no {name}, which the configuration asks for")
+            raise CheckpointError(
+                f"the checkpoint has no {name}, which the configuration asks for; resume with the advantage.name, "
+                "loss.kl_coef and reward.kl_coef it was saved with"
+            )
     try:
         if ranks is None or state.files is None or not ranks.restore(state.files, [*parts.others], [*parts.optimized]):
-            for name, part in parts.others.items():
-                part.load_weights(state.others[name]())
             for name, trained in parts.optimized.items():
                 trained.load_optimizer_state(state.optimizer[name])
+            for name, part in parts.others.items():
+                part.load_weights(state.others[name]())
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"the checkpoint does not fit the configuration's optimiser: {error}") from error
     try:
