@@ -274,12 +274,14 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     ranks = LearnerRanks(CONFIG)
     ranks._crew = crew = Crew(QueueLinks([Rank(0, 1)]), 60)
 
-    def parts() -> tuple[RankedLearner, Any, Any]:
+    def parts(*, taught: bool) -> tuple[RankedLearner, Any, Any]:
         learner = RankedLearner(crew, CONFIG, tiny_model(), warm_start=False, threads=1)
-        return learner, learner.critic(CONFIG.critic), learner.reference(fixed=False)
+        critic = learner.critic(CONFIG.critic)
+        if taught:
+            teach(learner, critic)
+        return learner, critic, learner.reference(fixed=False)
 
-    learner, critic, reference = parts()
-    teach(learner, critic)
+    learner, critic, reference = parts(taught=True)
     saved = {**state_of(1, learner, critic).others, "reference": reference.weights}
     state = CheckpointState(step=1, version=1, model=learner.weights, optimizer={}, cursor=3, others=saved)
     with Saver(tmp_path, CheckpointConfig(), ranks) as saver:
@@ -289,8 +291,8 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     loaded = load_checkpoint(tmp_path)
     assert (next(tmp_path.iterdir()) / share_name(0)).exists()
     assert equal(dict(loaded.model()), policy)
-    learner, critic, reference = parts()
-    teach(learner, critic)
+    learner, critic, reference = parts(taught=False)
+    assert not equal(dict(critic.weights()), wanted[2])
     assert loaded.files is not None
     assert ranks.restore(loaded.files, ["critic", "reference"], ["policy", "critic"])
     assert equal([learner.optimizer_state(), critic.optimizer_state(), dict(critic.weights())], wanted)
