@@ -210,8 +210,10 @@ def assert_same_numbers(found: dict[str, Any], alone: dict[str, Any]) -> None:
         assert all(close(moments[0][index][name], value, 1e-5) for name, value in moment.items())
 
 
-def test_one_rank_gives_the_numbers_of_this_process() -> None:
+def test_one_rank_gives_the_numbers_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What crosses, without processes: the network, settings, micro-batches, weights and states of every part."""
+    threads: list[int] = []
+    monkeypatch.setattr("trainer.cluster.rank.torch.set_num_threads", threads.append)
     config = config_of()
     crew = Crew(QueueLinks([Rank(0, 1)]), 60)
     model = tiny_model()
@@ -229,6 +231,8 @@ def test_one_rank_gives_the_numbers_of_this_process() -> None:
     again = RankedLearner(crew, config, model, warm_start=True, threads=1)
     assert all(torch.equal(weight, fresh[name]) for name, weight in again.weights()), "another phase begins anew"
     batches = some_batches()
+    RankedLearner(crew, config, model, warm_start=True, threads=3)
+    assert threads == [1, 1, 3]
     warming = make_phase_learner(config, tiny_model(), warm_start=True, threads=1).score(batches)
     assert all(close(a, b) for a, b in zip(again.score(batches), warming, strict=True)), "at the warm start's settings"
 
