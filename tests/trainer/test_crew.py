@@ -199,12 +199,20 @@ def test_a_rank_that_is_late_is_named_with_where_it_is(links: QueueLinks) -> Non
     assert links.ended_all
 
 
+def environment_of(pid: int) -> list[bytes]:
+    """Its variables; for a moment after its start the system shows none."""
+    until = time.monotonic() + 10
+    while not (found := Path(f"/proc/{pid}/environ").read_bytes()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return found.split(b"\0")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_each_process_is_given_its_own_environment() -> None:
     links = LocalLinks(2, [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "4"}], 60)
     try:
         pids = [int(links.name(rank).removeprefix("process ")) for rank in range(2)]
-        told = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids]
+        told = [environment_of(pid) for pid in pids]
     finally:
         links.end()
     assert [[x for x in each if x.startswith(b"CUDA_VISIBLE_DEVICES=")] for each in told] == [
