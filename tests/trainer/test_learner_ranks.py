@@ -31,7 +31,7 @@ from roll_envs.errors import CheckpointError, ConfigError
 from trainer.cluster.crew import Crew, RankError
 from trainer.cluster.learner_ranks import LearnerRanks, local_environments, move_beside
 from trainer.cluster.rank import Rank
-from trainer.cluster.ranked import RankedLearner, cut, deal, gather, make_phase_learner
+from trainer.cluster.ranked import RankedLearner, RankedScorer, cut, deal, gather, make_phase_learner
 from trainer.cluster.seats import Machine
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
@@ -235,6 +235,23 @@ def test_one_rank_gives_the_numbers_of_this_process(monkeypatch: pytest.MonkeyPa
     assert threads == [1, 1, 3]
     warming = make_phase_learner(config, tiny_model(), warm_start=True, threads=1).score(batches)
     assert all(close(a, b) for a, b in zip(again.score(batches), warming, strict=True)), "at the warm start's settings"
+
+
+def test_a_part_of_every_rank_is_told_to_leave_its_device_to_come_back_and_to_move() -> None:
+    class Told:
+        def __init__(self) -> None:
+            self.heard: list[tuple[Any, ...]] = []
+
+        def part(self, *arguments: Any) -> None:
+            self.heard.append(arguments)
+
+    told = [Told(), Told()]
+    scorer = RankedScorer(Crew(QueueLinks(told), 60), "reference")
+    scorer.offload()
+    scorer.reload()
+    scorer.move("cuda:1", "cuda:3")
+    for rank, device in zip(told, ("cuda:1", "cuda:3"), strict=True):
+        assert rank.heard == [("reference", "offload"), ("reference", "reload"), ("reference", "move", device)]
 
 
 def test_a_reference_that_stays_has_no_weights_beside_adapters() -> None:
