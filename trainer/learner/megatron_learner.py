@@ -259,11 +259,11 @@ class MegatronLearner:
         """
         if "lora" in state:
             raise CheckpointError("the checkpoint has LoRA adapters, which learner.backend 'megatron' does not train")
-        (part,) = saved_parts(state or {"parts": [{}]}, 1)
+        (saved,) = saved_parts(state or {"parts": [{}]}, 1)
         changed = {name for name, version in self._given_versions().items() if self._versions[name] != version}
         for part in (p for p in self._stage.parts if p.name in changed):
             self._stage.put(self._stage.parameters, part, self._given.get_parameter(part.name).detach())
-        self._optimizer.load(part, state.get("masters", []))
+        self._optimizer.load(saved, state.get("masters", []))
         (skipped,) = self._ranks.most([float(state.get("skipped", 0))])
         self._guard.skipped_in_a_row = int(skipped)
         self._versions = self._given_versions()
