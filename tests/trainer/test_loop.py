@@ -45,6 +45,7 @@ from trainer.cli import main
 from trainer.command import MISTAKE
 from trainer.config.load import load_config
 from trainer.data.batches import Batch, Denominators
+from trainer.engines.hf import HFEngine
 from trainer.rollout.source import HELD_OUT_SEEDS, Session, draw_tasks, held_out_tasks
 from trainer.run.checkpoint import list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
@@ -659,6 +660,27 @@ def test_a_second_interrupt_does_not_save_half_a_step(
     (path / "config.yaml").write_text(text.replace("every: 0", "every: 1"))
     go_on(path)
     assert_same_curve(whole[0], path)
+
+
+def test_an_interrupt_waits_for_the_weights_that_the_engine_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a tensor that a rank was sending would be read as its next answer, and the save would fail."""
+    update, taken = HFEngine.update_weights, list[int]()
+
+    def interrupted(self: HFEngine, weights: Any, version: int) -> None:
+        if taken == [4]:
+            os.kill(os.getpid(), signal.SIGINT)
+        update(self, weights, version)
+        taken.append(version)
+
+    monkeypatch.setattr(HFEngine, "update_weights", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, checkpoint={"every": 0}, evaluation={"tasks": 2, "every": 0})
+    assert taken == [4, 5]
+    path = the_run(tmp_path)
+    assert path is not None
+    assert load_checkpoint(path).progress["steps"] == 1
 
 
 def test_an_interrupt_while_collecting(whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

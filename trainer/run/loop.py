@@ -343,8 +343,10 @@ class _Run:
     def _update_engine(self) -> None:
         version = self.counters.version
         if self._engine_version != version:
-            self.session.engine.update_weights(self.parts.learner.weights(), version)
-            self._engine_version = version
+            # Whole, since what is left of a tensor in a rank's pipe would be read as its next answer.
+            with self.interrupts.whole():
+                self.session.engine.update_weights(self.parts.learner.weights(), version)
+                self._engine_version = version
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
