@@ -31,7 +31,7 @@ from roll_envs.errors import CheckpointError, ConfigError
 from trainer.cluster.crew import Crew, RankError
 from trainer.cluster.learner_ranks import LearnerRanks, local_environments, move_beside
 from trainer.cluster.rank import Rank
-from trainer.cluster.ranked import RankedLearner, RankedScorer, cut, deal, gather, make_phase_learner
+from trainer.cluster.ranked import RankedLearner, RankedScorer, cut, deal, gather, make_phase_learner, releases
 from trainer.cluster.seats import Machine
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
@@ -289,28 +289,49 @@ def test_settings_without_effect_are_refused() -> None:
 class Waiting:
     """A rank that starts, and then does nothing any more."""
 
-    def check(self, text: str, theirs: dict[str, str]) -> None: ...
+    def check(self, text: str, theirs: dict[str, str]) -> None:
+        self.theirs = theirs
 
     def meet(self) -> tuple[str, int]:
-        return "", 0
+        return "here", 7
 
-    def join(self, *_: Any) -> None: ...
+    def join(self, *given: Any) -> None:
+        self.joined = given
 
-    def make(self, *_: Any) -> None: ...
+    def make(self, *given: Any) -> None:
+        self.threads = given[3]
 
     def part(self, *_: Any) -> None:
         threading.Event().wait(60)
 
 
 def test_several_ranks_are_not_this_process_and_have_their_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.cluster.learner_ranks._links", lambda config: QueueLinks([Waiting(), Waiting()]))
+    waiting = [Waiting(), Waiting()]
+    monkeypatch.setattr("trainer.cluster.learner_ranks._links", lambda config: QueueLinks(waiting))
     ranks = LearnerRanks(config_of("{ranks: 2, timeout_s: 0.3, start_timeout_s: 30}"))
-    learner = ranks.learner(tiny_model(), warm_start=False, threads=1)
+    learner = ranks.learner(tiny_model(), warm_start=False, threads=8)
     assert isinstance(learner, RankedLearner)
+    for rank in waiting:
+        assert rank.theirs == releases()
+        assert rank.joined[:2] == ("here", 7)
+        assert rank.joined[3] > 10, "the driver names who is late before a collective gives up"
+        assert rank.threads == 4
     began = time.monotonic()
     with pytest.raises(RankError, match=r"after 0\.3 s \(placement\.learner\.timeout_s\)"):
         learner.score(some_batches())
     assert time.monotonic() - began < 20
+
+
+def test_ranks_that_refuse_to_start_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(Waiting):
+        def check(self, text: str, theirs: dict[str, str]) -> None:
+            raise ConfigError("the backend is not installed")
+
+    links = QueueLinks([Refusing(), Refusing()])
+    monkeypatch.setattr("trainer.cluster.learner_ranks._links", lambda config: links)
+    with pytest.raises(ConfigError, match=r"^the backend is not installed$"):
+        LearnerRanks(config_of("{ranks: 2}")).learner(tiny_model(), warm_start=False, threads=1)
+    assert links.ended_all
 
 
 def test_reference_and_critic_are_brought_to_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:

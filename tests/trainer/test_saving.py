@@ -28,7 +28,7 @@ from trainer.cluster.rank import Rank
 from trainer.cluster.ranked import RankedLearner, make_phase_learner
 from trainer.config.schema import CheckpointConfig
 from trainer.learner import Critic, Learner
-from trainer.learner.snapshot import Dealer, Share, kept_state, share_name
+from trainer.learner.snapshot import Dealer, SavedFiles, Share, kept_state, share_name
 from trainer.run import saving
 from trainer.run.checkpoint import CheckpointState, latest_good, list_checkpoints, load_checkpoint
 from trainer.run.saving import Saver
@@ -258,7 +258,11 @@ def test_ranks_that_are_late_or_lost_are_not_waited_for(tmp_path: Path) -> None:
     snapshot._timeout_s = 0.1
     with pytest.raises(RollError, match=r"rank 0, 1 of the learner did not write .* within 0\.1 s \(placement"):
         snapshot.wait(tmp_path / "x", threading.Event())
+    snapshot._timeout_s, given_up = 30.0, threading.Event()
+    given_up.set()
     started = time.monotonic()
+    with pytest.raises(RollError, match="gave up waiting for rank 0, 1 of the learner"):
+        snapshot.wait(tmp_path / "x", given_up)
     saver = Saver(tmp_path, CheckpointConfig(asynchronous=True), two)
     saver.save(state_of(1, learner, critic), {})
     two.lost = RankError("lost")
@@ -267,6 +271,23 @@ def test_ranks_that_are_late_or_lost_are_not_waited_for(tmp_path: Path) -> None:
     assert time.monotonic() - started < 4, "the 5 s that ranks have"
     assert list(tmp_path.iterdir()) == []
     two.gate.set()
+
+
+@pytest.mark.parametrize("blind", [0, 1])
+def test_a_folder_that_one_rank_does_not_see_is_the_drivers_to_write_and_to_read(tmp_path: Path, blind: int) -> None:
+    class Seeing:
+        def __init__(self, sees: bool) -> None:
+            self.sees = sees
+
+        def sees_folder(self, folder: Path) -> bool:
+            return self.sees
+
+    ranks = LearnerRanks(CONFIG)
+    ranks._crew = Crew(links := QueueLinks([Seeing(rank != blind) for rank in range(2)]), 60)
+    assert ranks.snapshot(tmp_path, ["model"], []) is None
+    assert ranks.restore(SavedFiles(tmp_path), [], []) is False
+    ranks.end()
+    assert links.ended_all
 
 
 def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
