@@ -146,7 +146,7 @@ class Crew:
             elif answer.kind == "more":
                 asking += 1
                 if asking % self.count == 0:  # one item at a time is on its way
-                    item = packed(Item(number, next(source, None)))
+                    item = packed(Item(next(source, None)))
                     assert self._number == number, "what ranks are given cannot be a stream of theirs"
                     for each in range(self.count):
                         self._send(each, item, method)

@@ -246,16 +246,14 @@ def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callabl
             if isinstance(message, Call):
                 pending = message
                 raise RuntimeError("the driver ended the stream before its last item")
-            if message.number == call:
-                if message.value is None:
-                    return
-                yield message.value
+            if message.value is None:
+                return
+            yield message.value
 
     while True:
         message: Call | Item = pending or calls.get()
         pending = None
-        if isinstance(message, Item):  # of a stream that a failed call does not read any more
-            continue
+        assert isinstance(message, Call)
         call, method, arguments = message
         try:
             given = [items(call) if isinstance(argument, Stream) else argument for argument in arguments]
