@@ -24,6 +24,7 @@ from trainer.rollout.source import Session
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import read_metrics
 from trainer.run.loop import load_parts
+from trainer.run.report import Report
 from trainer.run.update import update
 
 WARM, STEPS, REFRESH = 25, 6, 2
@@ -197,7 +198,7 @@ def test_a_run_whose_ranks_are_lost_goes_on_from_its_last_checkpoint(
 ) -> None:
     changes: dict[str, Any] = {"steps": 3, "advantage": {"name": "gae"}, "checkpoint": {"every": 1}}
     whole, _ = run(tmp_path / "whole", **changes)
-    begun: list[int] = []
+    begun, shown = list[int](), list[int]()
 
     def lost_once(*arguments: Any, **given: Any) -> Any:
         begun.append(given["step"])
@@ -206,9 +207,11 @@ def test_a_run_whose_ranks_are_lost_goes_on_from_its_last_checkpoint(
         return update(*arguments, **given)
 
     monkeypatch.setattr("trainer.run.loop.update", lost_once)
+    monkeypatch.setattr(Report, "print_before_and_after", lambda self, before, last: shown.append(len(before)))
     path, summary = run(tmp_path / "lost", **changes)
     assert begun == [0, 1, 1, 2]
     assert summary["steps"] == 3
+    assert shown == [summary["phases"][0]["tasks"]], "the episodes of before are still there"
     assert_same_curve(path, whole)
 
 
