@@ -129,9 +129,10 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the file")
     whole, positive, share = number(int, 1), number(float, 0, above=True), number(float, 0, above=True, most=1)
-    parser.add_argument("--nodes", type=whole, default=1, metavar="N", help="machines (default: 1)")
-    parser.add_argument("--gpus", type=whole, default=8, metavar="N", help="GPUs of each (default: 8)")
-    parser.add_argument("--cpus", type=whole, default=64, metavar="N", help="processors of each (default: 64)")
+    many = number(int, 1, most=10_000)
+    parser.add_argument("--nodes", type=many, default=1, metavar="N", help="machines (default: 1)")
+    parser.add_argument("--gpus", type=number(int, 1, most=100), default=8, metavar="N", help="GPUs of each")
+    parser.add_argument("--cpus", type=many, default=64, metavar="N", help="processors of each (default: 64)")
     parser.add_argument("--gpu-gib", type=positive, default=80.0, metavar="G", help="memory of a GPU (default: 80)")
     parser.add_argument("--node-gib", type=positive, default=512.0, metavar="G", help="of a machine (default: 512)")
     parser.add_argument(
@@ -367,7 +368,8 @@ def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> in
             report.say(f"Stopped before the first checkpoint; {folder.path} cannot be resumed, start the run anew.")
         return INTERRUPTED
     except RollError as error:
-        raise RollError(f"{error}\nrun folder: {folder.path}") from error
+        said = [str(error), *getattr(error, "__notes__", ()), f"run folder: {folder.path}"]
+        raise RollError("\n".join(said)) from error
     report.print_closing(str(folder.path))
     return OK
 

@@ -521,9 +521,7 @@ FAULTS = [
     ),
     Fault("vectors decay", OPTIMIZERS, "weight.value.ndim >= 2 and", "weight.value.ndim >= 1 and"),
     Fault("embeddings decay", OPTIMIZERS, "(settings.decay_embeddings or not weight.outer)", "True"),
-    Fault(
-        "the second beta", OPTIMIZERS, "betas=settings.betas, **kernels", "betas=(settings.betas[0], 0.95), **kernels"
-    ),
+    Fault("the second beta", OPTIMIZERS, "betas=settings.betas", "betas=(settings.betas[0], 0.95)"),
     Fault("warm-up from 0", OPTIMIZERS, "peak * (step + 1) / warmup_steps", "peak * step / warmup_steps"),
     Fault(
         "schedules end late",

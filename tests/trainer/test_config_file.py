@@ -122,7 +122,8 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file() -> None:
         "run.yaml:4: duplicate key 'seed' (first on line 3); keep one of them",
         "run.yaml:5: the key 'env.id' is missing; allowed: text",
         "run.yaml:7: unknown key 'optimiser.lr'; did you mean 'optimizer.lr'?",
-        "run.yaml:8: optimizer.betas[1] is 2; allowed: a list of 2: a number from 0 to 1, a number from 0 to 1",
+        "run.yaml:8: optimizer.betas[0] is 1; allowed: a list of 2: a number >= 0 and < 1, a number >= 0 and < 1",
+        "run.yaml:8: optimizer.betas[1] is 2; allowed: a list of 2: a number >= 0 and < 1, a number >= 0 and < 1",
         "run.yaml:9: model.hidden_size 97 is not a multiple of model.heads 4; allowed: a multiple, such as 96, "
         "or a model.head_width",
         "run.yaml:11: loss is null; allowed: a section (keys and values); leave it out or write keys below it",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from roll_envs.errors import CheckpointError
+from roll_envs.errors import CheckpointError, ConfigError, RollError
 from trainer.cluster.crew import Crew, LocalLinks, RankError
 from trainer.cluster.frames import Call, Stream, packed, unpacked
 from trainer.cluster.rank import serve
@@ -77,9 +77,9 @@ class Clerk:
     def total(self, name: str, items: Iterator[tuple[str, torch.Tensor]]) -> tuple[str, float]:
         return name, sum(float(tensor.sum()) for _, tensor in items) + self.number
 
-    def refuse(self, ranks: Sequence[int]) -> None:
+    def refuse(self, ranks: Sequence[int], error: type[RollError] = CheckpointError) -> None:
         if self.number in ranks:
-            raise CheckpointError("it does not fit")
+            raise error("it does not fit")
 
     def fail(self, ranks: Sequence[int]) -> None:
         if self.number in ranks:
@@ -145,6 +145,16 @@ def test_what_all_ranks_refuse_is_the_error_itself_and_they_stay(links: QueueLin
     assert links.ended_all
 
 
+def test_a_mistake_that_one_rank_alone_finds_is_the_error_itself_and_ends_all(links: QueueLinks) -> None:
+    """A node with other releases, say: nothing that a restart would mend, and no traceback to read."""
+    crew = Crew(links, 10)
+    with pytest.raises(ConfigError, match=r"^it does not fit$"):
+        crew.call("refuse", [1], ConfigError)
+    assert links.ended_all
+    with pytest.raises(RankError, match="it does not fit"):
+        crew.call("add", 1, 1)
+
+
 def test_a_rank_that_raises_is_named_behind_its_traceback(links: QueueLinks, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one waits for it, as in a collective."""
     monkeypatch.setattr("trainer.cluster.crew._OTHERS_S", 0.2)
@@ -189,12 +199,20 @@ def test_a_rank_that_is_late_is_named_with_where_it_is(links: QueueLinks) -> Non
     assert links.ended_all
 
 
+def environment_of(pid: int) -> list[bytes]:
+    """Its variables; for a moment after its start the system shows none."""
+    until = time.monotonic() + 10
+    while not (found := Path(f"/proc/{pid}/environ").read_bytes()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return found.split(b"\0")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_each_process_is_given_its_own_environment() -> None:
     links = LocalLinks(2, [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "4"}], 60)
     try:
         pids = [int(links.name(rank).removeprefix("process ")) for rank in range(2)]
-        told = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids]
+        told = [environment_of(pid) for pid in pids]
     finally:
         links.end()
     assert [[x for x in each if x.startswith(b"CUDA_VISIBLE_DEVICES=")] for each in told] == [

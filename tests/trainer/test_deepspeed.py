@@ -330,6 +330,11 @@ class TestOneRank:
         load_weights(model.network, weights.items())
         learner.load_optimizer_state(state)
         assert all(torch.equal(w, weights[n]) for n, w in learner.weights())
+        changed = OptimizerConfig(weight_decay=0.3, betas=(0.5, 0.6))
+        other = DeepSpeedLearner(model, loss=LossConfig(), optimizer=changed, temperature=1.0)
+        other.load_optimizer_state(state)
+        for groups in (other.optimizer_state()["parts"][0]["param_groups"], other._policy._adamw.param_groups):
+            assert [(g["weight_decay"], g["betas"]) for g in groups] == [(0.3, (0.5, 0.6)), (0.0, (0.5, 0.6))]
         learner.load_optimizer_state({**state, "skipped": 2})
         assert learner.optimizer_state()["skipped"] == 2
         with pytest.raises(CheckpointError, match="lora_rank"):

@@ -31,7 +31,7 @@ from roll_envs.errors import CheckpointError, ConfigError
 from trainer.cluster.crew import Crew, RankError
 from trainer.cluster.learner_ranks import LearnerRanks, local_environments, move_beside
 from trainer.cluster.rank import Rank
-from trainer.cluster.ranked import RankedLearner, cut, deal, gather, make_phase_learner
+from trainer.cluster.ranked import RankedLearner, RankedScorer, cut, deal, gather, make_phase_learner, releases
 from trainer.cluster.seats import Machine
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
@@ -210,8 +210,10 @@ def assert_same_numbers(found: dict[str, Any], alone: dict[str, Any]) -> None:
         assert all(close(moments[0][index][name], value, 1e-5) for name, value in moment.items())
 
 
-def test_one_rank_gives_the_numbers_of_this_process() -> None:
+def test_one_rank_gives_the_numbers_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What crosses, without processes: the network, settings, micro-batches, weights and states of every part."""
+    threads: list[int] = []
+    monkeypatch.setattr("trainer.cluster.rank.torch.set_num_threads", threads.append)
     config = config_of()
     crew = Crew(QueueLinks([Rank(0, 1)]), 60)
     model = tiny_model()
@@ -224,11 +226,32 @@ def test_one_rank_gives_the_numbers_of_this_process() -> None:
         learner.reference(fixed=False).load_weights([])
     with pytest.raises(CheckpointError, match="LoRA adapters"):
         learner.load_optimizer_state({**learner.optimizer_state(), "lora": {}})
+    with pytest.raises(CheckpointError, match=r"2 optimisers .* optimizer\.name it was saved with"):
+        learner.load_optimizer_state({"parts": learner.optimizer_state()["parts"] * 2})
     again = RankedLearner(crew, config, model, warm_start=True, threads=1)
     assert all(torch.equal(weight, fresh[name]) for name, weight in again.weights()), "another phase begins anew"
     batches = some_batches()
+    RankedLearner(crew, config, model, warm_start=True, threads=3)
+    assert threads == [1, 1, 3]
     warming = make_phase_learner(config, tiny_model(), warm_start=True, threads=1).score(batches)
     assert all(close(a, b) for a, b in zip(again.score(batches), warming, strict=True)), "at the warm start's settings"
+
+
+def test_a_part_of_every_rank_is_told_to_leave_its_device_to_come_back_and_to_move() -> None:
+    class Told:
+        def __init__(self) -> None:
+            self.heard: list[tuple[Any, ...]] = []
+
+        def part(self, *arguments: Any) -> None:
+            self.heard.append(arguments)
+
+    told = [Told(), Told()]
+    scorer = RankedScorer(Crew(QueueLinks(told), 60), "reference")
+    scorer.offload()
+    scorer.reload()
+    scorer.move("cuda:1", "cuda:3")
+    for rank, device in zip(told, ("cuda:1", "cuda:3"), strict=True):
+        assert rank.heard == [("reference", "offload"), ("reference", "reload"), ("reference", "move", device)]
 
 
 def test_a_reference_that_stays_has_no_weights_beside_adapters() -> None:
@@ -266,28 +289,49 @@ def test_settings_without_effect_are_refused() -> None:
 class Waiting:
     """A rank that starts, and then does nothing any more."""
 
-    def check(self, text: str, theirs: dict[str, str]) -> None: ...
+    def check(self, text: str, theirs: dict[str, str]) -> None:
+        self.theirs = theirs
 
     def meet(self) -> tuple[str, int]:
-        return "", 0
+        return "here", 7
 
-    def join(self, *_: Any) -> None: ...
+    def join(self, *given: Any) -> None:
+        self.joined = given
 
-    def make(self, *_: Any) -> None: ...
+    def make(self, *given: Any) -> None:
+        self.threads = given[3]
 
     def part(self, *_: Any) -> None:
         threading.Event().wait(60)
 
 
 def test_several_ranks_are_not_this_process_and_have_their_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.cluster.learner_ranks._links", lambda config: QueueLinks([Waiting(), Waiting()]))
+    waiting = [Waiting(), Waiting()]
+    monkeypatch.setattr("trainer.cluster.learner_ranks._links", lambda config: QueueLinks(waiting))
     ranks = LearnerRanks(config_of("{ranks: 2, timeout_s: 0.3, start_timeout_s: 30}"))
-    learner = ranks.learner(tiny_model(), warm_start=False, threads=1)
+    learner = ranks.learner(tiny_model(), warm_start=False, threads=8)
     assert isinstance(learner, RankedLearner)
+    for rank in waiting:
+        assert rank.theirs == releases()
+        assert rank.joined[:2] == ("here", 7)
+        assert rank.joined[3] > 10, "the driver names who is late before a collective gives up"
+        assert rank.threads == 4
     began = time.monotonic()
     with pytest.raises(RankError, match=r"after 0\.3 s \(placement\.learner\.timeout_s\)"):
         learner.score(some_batches())
     assert time.monotonic() - began < 20
+
+
+def test_ranks_that_refuse_to_start_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(Waiting):
+        def check(self, text: str, theirs: dict[str, str]) -> None:
+            raise ConfigError("the backend is not installed")
+
+    links = QueueLinks([Refusing(), Refusing()])
+    monkeypatch.setattr("trainer.cluster.learner_ranks._links", lambda config: links)
+    with pytest.raises(ConfigError, match=r"^the backend is not installed$"):
+        LearnerRanks(config_of("{ranks: 2}")).learner(tiny_model(), warm_start=False, threads=1)
+    assert links.ended_all
 
 
 def test_reference_and_critic_are_brought_to_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,6 +371,18 @@ def test_the_same_steps_again_are_the_same_to_the_bit(two: LearnerRanks) -> None
     first, second = steps_of_ranks(two, config_of()), steps_of_ranks(two, config_of())
     assert all(torch.equal(a, b) for a, b in zip(first["logprobs"], second["logprobs"], strict=True))
     assert first["metrics"] == second["metrics"]
+
+
+@pytest.mark.slow
+def test_signals_to_all_processes_of_a_job_are_the_drivers_to_answer(two: LearnerRanks) -> None:
+    """Slurm and systemd send SIGTERM to each of them; the driver finishes its step and saves, with the ranks."""
+    learner = two.learner(tiny_model(), warm_start=False, threads=1)
+    for pid in rank_pids():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, number)
+    time.sleep(0.5)
+    assert len(learner.score(some_batches())) > 0
+    assert len(rank_pids()) == 2
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+import yaml
 from forked import roll_train
 from loop_runs import (
     assert_same_curve,
@@ -40,8 +41,11 @@ import trainer.run.loop
 import trainer.run.saving
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Metrics, Outcome, Task, Trajectory
+from trainer.cli import main
+from trainer.command import MISTAKE
 from trainer.config.load import load_config
 from trainer.data.batches import Batch, Denominators
+from trainer.engines.hf import HFEngine
 from trainer.rollout.source import HELD_OUT_SEEDS, Session, draw_tasks, held_out_tasks
 from trainer.run.checkpoint import list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
@@ -544,6 +548,33 @@ def test_a_checkpoint_of_another_model_is_an_error(whole: Whole, tmp_path: Path)
         evaluate_run(path, tasks=2)
 
 
+@pytest.mark.parametrize(
+    ("section", "change", "said"),
+    [
+        (
+            "warm_start",
+            {"steps": 6},
+            r"warm_start\.steps 6: the run was trained for 5 steps after a warm start of 4; set",
+        ),
+        ("loss", {"kl_coef": 0.1}, r"has no reference, .*; resume with the advantage\.name, loss\.kl_coef and"),
+        ("optimizer", {"name": "muon"}, r"has 1 optimisers .* 2; resume with the optimizer\.name it was saved with"),
+        ("optimizer", {"decay_embeddings": False}, r"groups of .*optimizer\.decay_embeddings it was saved with"),
+        ("learner", {"precision": "bfloat16"}, r"float32 copies .*; resume with the learner\.precision it was saved"),
+    ],
+)
+def test_a_setting_that_a_checkpoint_cannot_go_on_with_is_named(
+    whole: Whole, tmp_path: Path, section: str, change: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(whole[0], path)
+    settings = yaml.safe_load((path / "config.yaml").read_text())
+    settings[section] |= change
+    (path / "config.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(RollError, match=said):
+        go_on(path)
+    assert without_times(path) == without_times(whole[0]), "a failed resume changed the metrics"
+
+
 # -- interrupts --------------------------------------------------------------------------------------------------------
 
 
@@ -629,6 +660,27 @@ def test_a_second_interrupt_does_not_save_half_a_step(
     (path / "config.yaml").write_text(text.replace("every: 0", "every: 1"))
     go_on(path)
     assert_same_curve(whole[0], path)
+
+
+def test_an_interrupt_waits_for_the_weights_that_the_engine_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a tensor that a rank was sending would be read as its next answer, and the save would fail."""
+    update, taken = HFEngine.update_weights, list[int]()
+
+    def interrupted(self: HFEngine, weights: Any, version: int) -> None:
+        if taken == [4]:
+            os.kill(os.getpid(), signal.SIGINT)
+        update(self, weights, version)
+        taken.append(version)
+
+    monkeypatch.setattr(HFEngine, "update_weights", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, checkpoint={"every": 0}, evaluation={"tasks": 2, "every": 0})
+    assert taken == [4, 5]
+    path = the_run(tmp_path)
+    assert path is not None
+    assert load_checkpoint(path).progress["steps"] == 1
 
 
 def test_an_interrupt_while_collecting(whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -734,6 +786,28 @@ def test_an_environment_that_breaks_in_training_leaves_a_checkpoint(
     go_on(path)
     fresh, _ = run(tmp_path / "fresh", **word_run(0.0, checkpoint={"every": 0}))
     assert_same_curve(fresh, path)
+
+
+def test_the_error_that_ends_a_run_is_shown_even_where_the_disk_is_full_too(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original, save = trainer.rollout.source.draw_tasks, trainer.run.saving.save_checkpoint
+
+    def draw(env: Any, *, indices: Any, **kwargs: Any) -> Any:
+        broken = env.model_copy(update={"kwargs": {"fail_share": 1.0}})
+        return original(broken if set(indices) <= {*range(12, 18)} else env, indices=indices, **kwargs)
+
+    def full(folder: Path, state: Any, **kwargs: Any) -> Path:
+        if state.progress["steps"] == 2:
+            raise RollError("the disk is full")
+        return save(folder, state, **kwargs)
+
+    monkeypatch.setattr(trainer.rollout.source, "draw_tasks", draw)
+    monkeypatch.setattr(trainer.run.saving, "save_checkpoint", full)
+    assert main([str(write_config(tmp_path, **word_run(0.0, checkpoint={"every": 0})))]) == MISTAKE
+    said = capsys.readouterr().err
+    assert "training, step 3: 18 of 18 episodes failed" in said
+    assert said.index("episodes failed") < said.index("could not be saved: the disk is full") < said.index("run folder")
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------

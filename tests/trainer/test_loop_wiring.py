@@ -20,9 +20,14 @@ from oracle_steps import learning_rate
 
 from roll_envs.types import Group, Task, Trajectory
 from trainer.cluster.crew import RankError
+from trainer.cluster.learner_ranks import LearnerRanks
+from trainer.rollout.scheduler import GroupSource
 from trainer.rollout.source import Session
+from trainer.rollout.stream import RecordReader
 from trainer.run.checkpoint import load_checkpoint
-from trainer.run.folder import read_metrics
+from trainer.run.folder import RunFolder, read_metrics
+from trainer.run.loop import load_parts
+from trainer.run.report import Report
 from trainer.run.update import update
 
 WARM, STEPS, REFRESH = 25, 6, 2
@@ -196,16 +201,53 @@ def test_a_run_whose_ranks_are_lost_goes_on_from_its_last_checkpoint(
 ) -> None:
     changes: dict[str, Any] = {"steps": 3, "advantage": {"name": "gae"}, "checkpoint": {"every": 1}}
     whole, _ = run(tmp_path / "whole", **changes)
-    begun: list[int] = []
+    begun, shown, ended = list[int](), list[int](), list[str]()
 
     def lost_once(*arguments: Any, **given: Any) -> Any:
         begun.append(given["step"])
+        found = update(*arguments, **given)
         if begun == [0, 1]:
             raise RankError("rank 1 is gone")
-        return update(*arguments, **given)
+        return found
+
+    def noting(what: str, function: Any) -> Any:
+        return lambda self: (ended.append(what), function(self))
 
     monkeypatch.setattr("trainer.run.loop.update", lost_once)
+    monkeypatch.setattr(LearnerRanks, "end", noting("ranks", LearnerRanks.end))
+    monkeypatch.setattr(GroupSource, "cancel", noting("episodes", GroupSource.cancel))
+    monkeypatch.setattr(Report, "print_before_and_after", lambda self, before, last: shown.append(len(before)))
     path, summary = run(tmp_path / "lost", **changes)
     assert begun == [0, 1, 1, 2]
     assert summary["steps"] == 3
+    assert shown == [summary["phases"][0]["tasks"]], "the episodes of before are still there"
+    assert ended == ["ranks", "episodes", "ranks"]
     assert_same_curve(path, whole)
+    records = [RecordReader(RunFolder.open(each).stream_path).members for each in (path, whole)]
+    assert [(m.phase, m.step) for m in records[0]] == [(m.phase, m.step) for m in records[1]]
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_ranks_that_are_lost_while_they_are_started_again_take_another_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None, restarts: int
+) -> None:
+    changes: dict[str, Any] = {"steps": 2, "checkpoint": {"every": 1}, "evaluation": {"tasks": 2, "every": 0}}
+    placed = {"placement": {"learner": {"restarts": restarts}}}
+    losses = ["in a step", "while the checkpoint is loaded"]
+
+    def lost(what: str, function: Any) -> Any:
+        def call(*arguments: Any, **given: Any) -> Any:
+            if losses[:1] == [what]:
+                raise RankError(losses.pop(0))
+            return function(*arguments, **given)
+
+        return call
+
+    monkeypatch.setattr("trainer.run.loop.update", lost(losses[0], update))
+    monkeypatch.setattr("trainer.run.loop.load_parts", lost(losses[1], load_parts))
+    if restarts == 1:
+        with pytest.raises(RankError, match="while the checkpoint is loaded"):
+            run(tmp_path, **changes, **placed)
+    else:
+        assert run(tmp_path, **changes, **placed)[1]["steps"] == 2
+    assert losses == []

@@ -413,10 +413,18 @@ def test_states_that_do_not_fit_are_refused() -> None:
         ({**state, "parts": [part, part]}, "has 2 optimisers"),
         ({**state, "masters": [torch.zeros(1)]}, "has 1 float32 copies of weights and the learner needs 0"),
         ({**state, "parts": [{**part, "state": {0: part["state"][0]}}]}, "has 1 weights, which are not the model's"),
+        (
+            {**state, "parts": [{**part, "param_groups": part["param_groups"][:1]}]},
+            r"optimizer\.decay_embeddings it was",
+        ),
         ({}, "has no state of the optimiser"),
     ]:
         with pytest.raises(CheckpointError, match=problem):
             learner.load_optimizer_state(spoilt)
+    groups = [{**group, "betas": (0.1, 0.2), "weight_decay": 9.0} for group in part["param_groups"]]
+    learner.load_optimizer_state({**state, "parts": [{**part, "param_groups": groups}]})
+    found = learner.optimizer_state()["parts"][0]["param_groups"]
+    assert found == part["param_groups"], "settings are the configuration's, not the checkpoint's"
 
 
 # -- families by Megatron-Bridge ---------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tiny import tiny_model
 
-from roll_envs.errors import RollError
+from roll_envs.errors import CheckpointError, RollError
 from trainer.config import OptimizerConfig
 from trainer.learner.gradients import Ranks, StepGuard
 from trainer.learner.muon import Muon
-from trainer.learner.optimizers import TrainedWeight, make_optimizers, trained_weights
+from trainer.learner.optimizers import TrainedWeight, make_optimizers, saved_parts, take_step, trained_weights
 
 MUON = OptimizerConfig(name="muon")
 
@@ -101,6 +101,48 @@ def test_frozen_weights_are_left_out_and_copies_stand_in() -> None:
     assert len(weights) == len(list(network.parameters())) - 1
     copies = [torch.nn.Parameter(w.value.detach().clone()) for w in weights]
     assert [w.value for w in trained_weights(network, copies)] == copies
+
+
+# -- states of a checkpoint --------------------------------------------------------------------------------------------
+
+
+def stepped(config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    """The optimisers of ``config`` for the tiny model, after a step."""
+    network = tiny_model().network
+    for number, parameter in enumerate(network.parameters()):
+        parameter.grad = torch.full_like(parameter, number + 1.0)
+    made = make_optimizers(config, trained_weights(network))
+    take_step(made, 0.5)
+    return made
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_moments_go_on_and_settings_are_those_of_the_configuration(name: str) -> None:
+    before = stepped(OptimizerConfig(name=name, weight_decay=0.1))
+    changed = OptimizerConfig(name=name, lr=0.25, weight_decay=0.3, betas=(0.5, 0.6))
+    after = make_optimizers(changed, trained_weights(tiny_model().network))
+    for one, other in zip(before, after, strict=True):
+        one.param_groups[0]["fused"] = "of another device"
+        other.load_state_dict(one.state_dict())
+        for saved, group in zip(one.param_groups, other.param_groups, strict=True):
+            assert group["weight_decay"] == (0.3 if saved["weight_decay"] else 0.0)
+            assert group["lr"] == 0.5, "until the next step, as a checkpoint that is saved at once has it"
+            if "betas" in group:
+                assert (group["betas"], group["fused"]) == ((0.5, 0.6), False)
+        states = [list(each.state.values()) for each in (one, other)]
+        assert len(states[0]) > 0
+        for a, b in zip(*states, strict=True):
+            assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_states_of_other_groups_are_refused_with_what_to_set() -> None:
+    (state,) = (each.state_dict() for each in stepped(OptimizerConfig()))
+    (without,) = make_optimizers(OptimizerConfig(decay_embeddings=False), trained_weights(tiny_model().network))
+    with pytest.raises(CheckpointError, match=r"optimiser has groups of .*optimizer\.decay_embeddings it was saved"):
+        without.load_state_dict(state)
+    assert saved_parts({"parts": [state]}, 1) == [state]
+    with pytest.raises(CheckpointError, match=r"1 optimisers and .* 2; resume with the optimizer\.name it was saved"):
+        saved_parts({"parts": [state]}, 2)
 
 
 # -- which steps are taken ---------------------------------------------------------------------------------------------

@@ -79,6 +79,8 @@ def test_servers_are_given_the_names_of_their_gpus_and_told_who_sleeps() -> None
     elsewhere = engine_settings(config_of("learner: {devices: [2]}", "replicas: 1"))
     assert (elsewhere.gpus, elsewhere.transfer) == ("6", "shared_memory")
     assert engine_settings(config_of(engine="gpus: 'GPU-5ab,GPU-6cd', replicas: 2")).gpus == "GPU-5ab,GPU-6cd"
+    with pytest.raises(ConfigError, match=r"engine\.gpus '4, 6,4' names a GPU twice"):
+        config_of(engine="gpus: '4, 6,4', replicas: 2")
 
 
 def test_an_engine_in_the_trainer_s_process_takes_the_first_gpu() -> None:

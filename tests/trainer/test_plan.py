@@ -97,10 +97,28 @@ def plan_overrides(plan: ClusterPlan) -> list[str]:
     ]
 
 
-def test_a_replica_has_the_gpus_of_one_node() -> None:
-    two = replace(NODE, nodes=2, gpus=3)
-    with pytest.raises(ConfigError, match=r"engine 1 would have GPUs \[2, 3\], of two nodes of 3"):
-        planned(two, **keys(placement__learner__ranks=1, engine__replicas=3, engine__tensor_parallel_size=2))
+def test_servers_are_on_one_node() -> None:
+    """The driver's, which starts them; ranks of Ray are on any."""
+    two, apart = replace(NODE, nodes=2), keys(engine__colocated="false")
+    assert planned(two, **keys(placement__learner__ranks=8, engine__replicas=8)).placement.shared == tuple(range(8))
+    beside = planned(two, **keys(placement__learner__ranks=3, engine__replicas=6), **apart).placement
+    assert beside.learner == (0, 1, 2)
+    assert beside.rollout == tuple((gpu,) for gpu in range(8, 14))
+    for given in (
+        keys(placement__learner__ranks=16, engine__replicas=16),
+        keys(placement__learner__ranks=3, engine__replicas=9, **{"engine.colocated": "false"}),
+        keys(placement__learner__ranks=9, engine__replicas=7, engine__tensor_parallel_size=2),
+    ):
+        with pytest.raises(ConfigError, match=r"of several nodes of 8, and a run starts its servers on the driver's"):
+            planned(two, **given)
+
+
+def test_a_run_without_a_cluster_is_on_one_node() -> None:
+    two = replace(NODE, nodes=2)
+    local = parse_config(FILE.replace("cluster: ray\n", ""), ["placement.learner.ranks=9"])
+    with pytest.raises(ConfigError, match=r"ranks 9: .* a node of the planned cluster has 8; .*cluster 'ray'"):
+        plan_cluster(local, SMALL, two, tokens=100_000)
+    assert planned(two, **keys(placement__learner__ranks=9)).placement.learner == tuple(range(9))
 
 
 def test_memory_follows_the_backend_and_its_ranks() -> None:
@@ -263,6 +281,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the planned cluster has 2" in capsys.readouterr().err
     assert main([*given[:2], "--nodes", "2", "--gpus", "1", "cluster=ray", "placement.learner.ranks=2"]) == 0
     assert "node 1, GPU 0" in capsys.readouterr().out
+    assert main([*given[:2], "--nodes", "2", "--gpus", "1", "placement.learner.ranks=2"]) == MISTAKE
+    assert "use cluster 'ray' for several machines" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("option", "value"), [("--mfu", "0"), ("--mfu", "5"), ("--tflops", "0"), ("--gib-s", "0")])
@@ -270,3 +290,10 @@ def test_numbers_of_a_cluster_that_cannot_be(option: str, value: str, capsys: py
     with pytest.raises(SystemExit):
         main(["plan", "configs/frozenlake_tiny.yaml", option, value])
     assert f"{option}: '{value}' is not a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--nodes", "--gpus", "--cpus"])
+def test_a_cluster_of_more_than_there_is_memory_for_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "configs/frozenlake_tiny.yaml", option, "100000000"])
+    assert f"{option}: '100000000' is not a whole number of 1 or more, at most" in capsys.readouterr().err

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from episode_builders import batches_of, counted
 from fake_vllm import FakeVLLM
 from test_crew import QueueLinks
+from test_learner import some_rows
 from test_learner_ranks import config_of, rank_pids
+from tiny import tiny_model
 from vllm_engines import ask, blank_model, check, connect
 
 from roll_envs.errors import EngineError
@@ -23,8 +26,9 @@ from trainer.cluster import rank_weights
 from trainer.cluster.crew import Crew, RankError
 from trainer.cluster.frames import Answer, unpacked
 from trainer.cluster.learner_ranks import LearnerRanks
+from trainer.cluster.rank import Rank
 from trainer.cluster.rank_weights import deliver
-from trainer.cluster.ranked import _WeightsOf
+from trainer.cluster.ranked import RankedLearner, _WeightsOf
 from trainer.engines import transfer
 from trainer.engines.buckets import Delivered, Delivery
 from trainer.engines.transfer import TRANSPORTS
@@ -174,6 +178,24 @@ def test_each_rank_writes_its_share(tmp_path: Path, held: Held) -> None:
     names = [n for n, t in weights_of(network) if t.count_nonzero()]
     assert sorted([*alone[0], *alone[1]]) == sorted(names)
     assert all(alone)
+
+
+@pytest.mark.parametrize("bases", [False, True])
+def test_a_rank_with_adapters_writes_them_merged_or_what_is_beside_them(tmp_path: Path, bases: bool) -> None:
+    pytest.importorskip("peft", reason="the extra 'lora' is not installed")
+    config = config_of(more="learner: {lora_rank: 2, device: cpu}\n")
+    learner = RankedLearner(Crew(QueueLinks([Rank(0, 1)]), 60), config, tiny_model(), warm_start=False, threads=1)
+    rows, advantages = some_rows()
+    learner.step(batches_of(rows, advantages, pack_tokens=20, tokens_per_microbatch=60), counted(rows), lr=0.1)
+    weights: Any = learner.weights().bases() if bases else learner.weights()  # type: ignore[attr-defined]
+    path = tmp_path / "weights"
+    path.write_bytes(b"")
+    *_, last = weights.deliver(Delivery(str(path), (0,), None))
+    found = dict(views(torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8), last.pieces))
+    first, sent = dict(weights_of(tiny_model().network)), dict(weights)
+    assert found.keys() == sent.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in sent.items())
+    assert all(torch.equal(found[name], tensor) for name, tensor in first.items()) is bases
 
 
 @pytest.mark.parametrize("way", TRANSPORTS)

@@ -28,7 +28,7 @@ from trainer.cluster.rank import Rank
 from trainer.cluster.ranked import RankedLearner, make_phase_learner
 from trainer.config.schema import CheckpointConfig
 from trainer.learner import Critic, Learner
-from trainer.learner.snapshot import Dealer, Share, kept_state, share_name
+from trainer.learner.snapshot import Dealer, SavedFiles, Share, kept_state, share_name
 from trainer.run import saving
 from trainer.run.checkpoint import CheckpointState, latest_good, list_checkpoints, load_checkpoint
 from trainer.run.saving import Saver
@@ -232,6 +232,24 @@ def test_a_share_for_whose_note_the_disk_has_no_room_is_not_whole(
     assert load_checkpoint(tmp_path).step == 1
 
 
+@pytest.mark.parametrize("first", [RollError("the engine died"), RankError("lost"), KeyboardInterrupt()])
+def test_a_checkpoint_that_is_lost_in_the_background_does_not_hide_what_ended_the_run(
+    tmp_path: Path, first: BaseException
+) -> None:
+    """After Ctrl-C it is the error itself: nobody may believe that the run was saved."""
+    learner, critic = parts_here()
+    saver = Saver(tmp_path, CheckpointConfig(asynchronous=True), LearnerRanks(CONFIG))
+    with full_after(100):
+        saver.save(state_of(1, learner, critic), {"policy": learner})
+        with pytest.raises((RollError, KeyboardInterrupt)) as caught, saver:
+            raise first
+    if isinstance(first, KeyboardInterrupt):
+        assert "the disk is full" in str(caught.value)
+    else:
+        assert caught.value is first
+        assert ["the disk is full" in note for note in first.__notes__] == [True]
+
+
 def test_ranks_that_are_late_or_lost_are_not_waited_for(tmp_path: Path) -> None:
     learner, critic = parts_here()
     two: Any = TwoShares(learner, critic)
@@ -240,7 +258,11 @@ def test_ranks_that_are_late_or_lost_are_not_waited_for(tmp_path: Path) -> None:
     snapshot._timeout_s = 0.1
     with pytest.raises(RollError, match=r"rank 0, 1 of the learner did not write .* within 0\.1 s \(placement"):
         snapshot.wait(tmp_path / "x", threading.Event())
+    snapshot._timeout_s, given_up = 30.0, threading.Event()
+    given_up.set()
     started = time.monotonic()
+    with pytest.raises(RollError, match="gave up waiting for rank 0, 1 of the learner"):
+        snapshot.wait(tmp_path / "x", given_up)
     saver = Saver(tmp_path, CheckpointConfig(asynchronous=True), two)
     saver.save(state_of(1, learner, critic), {})
     two.lost = RankError("lost")
@@ -251,17 +273,36 @@ def test_ranks_that_are_late_or_lost_are_not_waited_for(tmp_path: Path) -> None:
     two.gate.set()
 
 
+@pytest.mark.parametrize("blind", [0, 1])
+def test_a_folder_that_one_rank_does_not_see_is_the_drivers_to_write_and_to_read(tmp_path: Path, blind: int) -> None:
+    class Seeing:
+        def __init__(self, sees: bool) -> None:
+            self.sees = sees
+
+        def sees_folder(self, folder: Path) -> bool:
+            return self.sees
+
+    ranks = LearnerRanks(CONFIG)
+    ranks._crew = Crew(links := QueueLinks([Seeing(rank != blind) for rank in range(2)]), 60)
+    assert ranks.snapshot(tmp_path, ["model"], []) is None
+    assert ranks.restore(SavedFiles(tmp_path), [], []) is False
+    ranks.end()
+    assert links.ended_all
+
+
 def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     """Through the calls of the crew: policy, critic and reference, into a learner that was made anew."""
     ranks = LearnerRanks(CONFIG)
     ranks._crew = crew = Crew(QueueLinks([Rank(0, 1)]), 60)
 
-    def parts() -> tuple[RankedLearner, Any, Any]:
+    def parts(*, taught: bool) -> tuple[RankedLearner, Any, Any]:
         learner = RankedLearner(crew, CONFIG, tiny_model(), warm_start=False, threads=1)
-        return learner, learner.critic(CONFIG.critic), learner.reference(fixed=False)
+        critic = learner.critic(CONFIG.critic)
+        if taught:
+            teach(learner, critic)
+        return learner, critic, learner.reference(fixed=False)
 
-    learner, critic, reference = parts()
-    teach(learner, critic)
+    learner, critic, reference = parts(taught=True)
     saved = {**state_of(1, learner, critic).others, "reference": reference.weights}
     state = CheckpointState(step=1, version=1, model=learner.weights, optimizer={}, cursor=3, others=saved)
     with Saver(tmp_path, CheckpointConfig(), ranks) as saver:
@@ -271,8 +312,8 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     loaded = load_checkpoint(tmp_path)
     assert (next(tmp_path.iterdir()) / share_name(0)).exists()
     assert equal(dict(loaded.model()), policy)
-    learner, critic, reference = parts()
-    teach(learner, critic)
+    learner, critic, reference = parts(taught=False)
+    assert not equal(dict(critic.weights()), wanted[2])
     assert loaded.files is not None
     assert ranks.restore(loaded.files, ["critic", "reference"], ["policy", "critic"])
     assert equal([learner.optimizer_state(), critic.optimizer_state(), dict(critic.weights())], wanted)

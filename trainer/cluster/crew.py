@@ -19,7 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from roll_envs.errors import RollError
+from roll_envs.errors import ConfigError, RollError
 from trainer.cluster.frames import Answer, Call, Failure, Item, Where, packed, unpacked
 
 _OTHERS_S = 10.0
@@ -146,7 +146,7 @@ class Crew:
             elif answer.kind == "more":
                 asking += 1
                 if asking % self.count == 0:  # one item at a time is on its way
-                    item = packed(Item(number, next(source, None)))
+                    item = packed(Item(next(source, None)))
                     assert self._number == number, "what ranks are given cannot be a stream of theirs"
                     for each in range(self.count):
                         self._send(each, item, method)
@@ -187,6 +187,9 @@ class Crew:
         rank, first = next(iter(errors.items()))
         if first.error is not None and len(errors) == self.count and isinstance(first.error, RollError):
             return first.error  # all have refused alike, and are as before
+        if isinstance(first.error, ConfigError):  # what one node lacks, say
+            self._broken(str(first.error))
+            return first.error
         others = f"\n(rank {', '.join(map(str, list(errors)[1:]))} failed after it)" if len(errors) > 1 else ""
         return self._broken(
             f"{first.traceback.rstrip()}\n\n{self._words(rank)} of the learner failed in {method!r}; its traceback is "

@@ -29,9 +29,8 @@ class Call(NamedTuple):
 
 
 class Item(NamedTuple):
-    """The next of a stream that the driver gives; ``value`` is None behind the last."""
+    """The next of a stream that the driver gives, when all ranks wait for it; ``value`` is None behind the last."""
 
-    number: int
     value: Any
 
 

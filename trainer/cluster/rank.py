@@ -196,12 +196,12 @@ class Rank:
 
     def load_share(self, files: SavedFiles, networks: dict[str, PartName], trained: dict[str, PartName]) -> None:
         """Take weights and states from a checkpoint's files, of which this rank reads what it needs."""
-        for name, part in networks.items():
-            self._parts[part].load_weights(files.weights(name))
         if trained:
             states = files.training()["optimizer"]
             for name, part in trained.items():
                 self._parts[part].load_optimizer_state(states[name])
+        for name, part in networks.items():
+            self._parts[part].load_weights(files.weights(name))
 
 
 def _listed(releases: dict[str, str], names: list[str]) -> str:
@@ -246,16 +246,14 @@ def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callabl
             if isinstance(message, Call):
                 pending = message
                 raise RuntimeError("the driver ended the stream before its last item")
-            if message.number == call:
-                if message.value is None:
-                    return
-                yield message.value
+            if message.value is None:
+                return
+            yield message.value
 
     while True:
         message: Call | Item = pending or calls.get()
         pending = None
-        if isinstance(message, Item):  # of a stream that a failed call does not read any more
-            continue
+        assert isinstance(message, Call)
         call, method, arguments = message
         try:
             given = [items(call) if isinstance(argument, Stream) else argument for argument in arguments]
@@ -276,6 +274,7 @@ def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callabl
 def main() -> None:
     """With the arguments FD RANK COUNT: serve the driver at the other end of the pipe FD."""
     fd, rank, count = map(int, sys.argv[1:4])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when a rank ends
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the driver decides when a rank ends: it saves first
     connection: Connection[Any, Any] = Connection(fd)
     serve(Rank(rank, count), rank, connection.recv_bytes, connection.send_bytes)

@@ -183,12 +183,12 @@ def _learner(config: RunConfig, machine: Machine) -> tuple[int, ...]:
                 "leave it out" + (", or set learner.device to 'auto'" if machine.gpus else "")
             )
         return ()
-    numbers = tuple(range(placed.ranks)) if placed.devices is None else placed.devices
     if placed.devices is None and placed.ranks > len(machine.gpus):
         raise ConfigError(
             f"placement.learner.ranks {placed.ranks}: each rank needs a GPU of its own, and {machine.name} has "
             f"{len(machine.gpus)}; lower it, set learner.device to 'cpu', or use cluster 'ray' for several machines"
         )
+    numbers = tuple(range(placed.ranks)) if placed.devices is None else placed.devices
     _check_gpus("learner.devices", numbers, machine)
     if len(numbers) != placed.ranks:
         raise ConfigError(
@@ -215,7 +215,8 @@ def _rollout(
                 "trainer's process; write [0] or leave it out"
             )
         return ((0,),)
-    others = [gpu for gpu in range(len(machine.gpus)) if gpu not in learner]
+    taken = set(learner)
+    others = [gpu for gpu in range(len(machine.gpus)) if gpu not in taken]
     need = replicas * width
     wants = f"engine.replicas {replicas} of engine.tensor_parallel_size {width} need {need}" if remote else (
         f"engine {name!r} is in the trainer's process and needs 1"

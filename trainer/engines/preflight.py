@@ -113,6 +113,14 @@ class RemoteSettings(Settings):
             raise ValueError(f"engine.colocated {value} names servers from 0 to {servers - 1}; give those, or true")
         return value
 
+    @field_validator("gpus")
+    @classmethod
+    def _once(cls, value: str | None) -> str | None:
+        names = [] if value is None else [name.strip() for name in value.split(",")]
+        if len(set(names)) < len(names):
+            raise ValueError(f"engine.gpus '{value}' names a GPU twice; each is of one server")
+        return value
+
     def on_gpu(self, device: str) -> bool:
         """Whether servers that are started have GPUs, for ``engine.device``."""
         return device != "cpu"

@@ -23,6 +23,7 @@ from trainer.data.batches import Batch, Denominators
 from trainer.learner import DeepSpeedSettings, Scorer, TorchSettings
 from trainer.learner.critic import ValueNetwork, value_loss
 from trainer.learner.gradients import DTYPES, Ranks, StepGuard, cast_weights
+from trainer.learner.optimizers import saved_parts
 from trainer.learner.snapshot import Keep
 from trainer.learner.steps import ScoreModule, microbatch_loss, step_metrics
 from trainer.learner.torch import TorchScorer, checkpointed_layers, checkpointing
@@ -134,14 +135,10 @@ class DeepSpeedLearner:
                 "the checkpoint has LoRA adapters, which learner.backend 'deepspeed' does not know; resume with the "
                 "learner.backend and learner.lora_rank it was saved with"
             )
-        if len(state["parts"]) != 1:
-            raise CheckpointError(
-                f"the checkpoint has {len(state['parts'])} optimisers and learner.backend 'deepspeed' has one; resume "
-                "with the optimizer.name it was saved with"
-            )
+        (part,) = saved_parts(state, 1)
         if self._source is not None:
             self._policy.load_weights(weights_of(self._source), "the model")
-        self._policy.load_optimizer_state(state["parts"][0], state.get("masters", []))
+        self._policy.load_optimizer_state(part, state.get("masters", []))
         self._guard.skipped_in_a_row = int(state.get("skipped", 0))
 
     def reference(self, *, fixed: bool = True) -> Scorer:

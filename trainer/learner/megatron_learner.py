@@ -28,6 +28,7 @@ from trainer.learner.megatron_grid import Grid, core
 from trainer.learner.megatron_mapping import HEAD, Part, parts_of
 from trainer.learner.megatron_optimizer import ShardedAdamW
 from trainer.learner.megatron_stage import Stage
+from trainer.learner.optimizers import saved_parts
 from trainer.learner.snapshot import Keep
 from trainer.learner.steps import Jobs, jobs_of, microbatch_loss, step_metrics
 from trainer.model.attention import choose_attention
@@ -258,16 +259,11 @@ class MegatronLearner:
         """
         if "lora" in state:
             raise CheckpointError("the checkpoint has LoRA adapters, which learner.backend 'megatron' does not train")
-        parts = state.get("parts", [{}])
-        if len(parts) != 1:
-            raise CheckpointError(
-                f"the checkpoint has {len(parts)} optimisers, and AdamW is one; resume with the optimizer.name it was "
-                "saved with"
-            )
+        (saved,) = saved_parts(state or {"parts": [{}]}, 1)
         changed = {name for name, version in self._given_versions().items() if self._versions[name] != version}
         for part in (p for p in self._stage.parts if p.name in changed):
             self._stage.put(self._stage.parameters, part, self._given.get_parameter(part.name).detach())
-        self._optimizer.load(parts[0], state.get("masters", []))
+        self._optimizer.load(saved, state.get("masters", []))
         (skipped,) = self._ranks.most([float(state.get("skipped", 0))])
         self._guard.skipped_in_a_row = int(skipped)
         self._versions = self._given_versions()

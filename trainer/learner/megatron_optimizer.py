@@ -21,7 +21,7 @@ from trainer.learner.megatron_grid import Axis
 from trainer.learner.megatron_mapping import EMBEDDING, HEAD, shape_of
 from trainer.learner.megatron_replicas import Joined, SharedMasters
 from trainer.learner.megatron_stage import Stage
-from trainer.learner.optimizers import TrainedWeight, make_optimizers, take_step
+from trainer.learner.optimizers import TrainedWeight, make_optimizers, resumed_groups, take_step
 from trainer.learner.snapshot import Keep, kept
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -40,7 +40,7 @@ class ShardedAdamW:
                 f"learner.backend 'megatron' cuts matrices over ranks, which optimizer.name {config.name!r} may not "
                 "see whole; allowed: adamw"
             )
-        self._stage, self._grid = stage, stage.grid
+        self._stage, self._grid, self._config = stage, stage.grid, config
         self.parameters = list(stage.parameters.values())
         self.masters = SharedMasters(stage.parameters, self._replicas)
         self.values = dict(zip(stage.parameters, self.masters.values, strict=True))
@@ -122,7 +122,8 @@ class ShardedAdamW:
         form: list[Any] = [_form_of(saved, masters) if saved else None]
         if send:
             distributed.broadcast_object_list(form, src=0)
-        groups, steps, shapes, master_shapes = form[0]
+        saved_groups, steps, shapes, master_shapes = form[0]
+        groups = resumed_groups(self._config, self._form["param_groups"], saved_groups)
         self._check(shapes, master_shapes)
 
         def whole(place: int, key: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -6,13 +6,13 @@ Torch is imported by the functions that make an optimiser, so that a configurati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from roll_envs.errors import UnknownNameError
+from roll_envs.errors import CheckpointError, UnknownNameError
 from roll_envs.settings import Part, Settings
 from trainer.config import OptimizerConfig
 from trainer.config.parts import OPTIMIZERS, part_settings
@@ -85,7 +85,7 @@ class OptimizerPart(Part):
 class AdamWSettings(Settings):
     """Settings of AdamW."""
 
-    betas: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]] = (0.9, 0.95)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     """AdamW betas. Default: 0.95 as in the training of most language models; torch's 0.999 is slow for short runs."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay of matrices; biases and norms have none. Default: off; verl's is 0.01."""
@@ -105,7 +105,47 @@ def trained_weights(network: Any, values: Sequence[torch.nn.Parameter] | None = 
 def make_optimizers(config: OptimizerConfig, weights: Sequence[TrainedWeight]) -> list[torch.optim.Optimizer]:
     """The optimisers of ``config`` for ``weights``. Raises :class:`UnknownNameError` for an unknown name."""
     part: OptimizerPart = OPTIMIZERS.find(config.name)
-    return part.make(weights, config.lr, part_settings(config, part))
+    made = part.make(weights, config.lr, part_settings(config, part))
+
+    def resumed(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "param_groups": resumed_groups(config, optimizer.param_groups, state["param_groups"])}
+
+    for optimizer in made:
+        optimizer.register_load_state_dict_pre_hook(resumed)
+    return made
+
+
+def saved_parts(state: Mapping[str, Any], count: int) -> list[Any]:
+    """The states of so many optimisers in that of a learner. Raises :class:`CheckpointError` where others are there."""
+    found: list[Any] = state["parts"]
+    if len(found) != count:
+        raise CheckpointError(
+            f"the checkpoint has {len(found)} optimisers and the configured learner has {count}; resume with the "
+            "optimizer.name it was saved with"
+        )
+    return found
+
+
+def resumed_groups(
+    config: OptimizerConfig, own: Sequence[dict[str, Any]], saved: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The ``saved`` groups of an optimiser of ``config`` with the settings of its ``own``: what a configuration says
+    holds, and what an optimiser has counted goes on.
+
+    Raises :class:`CheckpointError` for groups of other weights.
+    """
+    found, needed = ([len(group["params"]) for group in groups] for groups in (saved, own))
+    if found != needed:
+        raise CheckpointError(
+            f"the checkpoint's optimiser has groups of {found} weights and the configured one of {needed}; resume with "
+            "the model, the optimizer.name and the optimizer.decay_embeddings it was saved with"
+        )
+    # Kernels are those of the device, which may be another one.
+    ours = {*OPTIMIZERS.find(config.name).settings.model_fields, "foreach", "fused"}
+    return [
+        {**theirs, **{name: value for name, value in mine.items() if name in ours}}
+        for mine, theirs in zip(own, saved, strict=True)
+    ]
 
 
 def take_step(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:
@@ -127,14 +167,7 @@ def _adamw(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings)
         {"params": [w.value for w in weights if not decays(w)], "weight_decay": 0.0},
     ]
     fused = all(w.value.is_cuda for w in weights)  # one pass over memory
-    kernels = {"foreach": not fused, "fused": fused}
-    made = torch.optim.AdamW(groups, lr=lr, betas=settings.betas, **kernels)
-
-    def with_own_kernels(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        return {**state, "param_groups": [{**group, **kernels} for group in state["param_groups"]]}
-
-    made.register_load_state_dict_pre_hook(with_own_kernels)  # a checkpoint has those of the device it was saved on
-    return [made]
+    return [torch.optim.AdamW(groups, lr=lr, betas=settings.betas, foreach=not fused, fused=fused)]
 
 
 def _muon(weights: Sequence[TrainedWeight], lr: float, settings: AdamWSettings) -> list[torch.optim.Optimizer]:

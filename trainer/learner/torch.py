@@ -27,7 +27,7 @@ from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.critic import TorchCritic
 from trainer.learner.device_memory import DeviceMemory
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, cast_weights, replica_of
-from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
+from trainer.learner.optimizers import make_optimizers, saved_parts, take_step, trained_weights
 from trainer.learner.snapshot import Keep, kept_state, own_copy
 from trainer.learner.steps import ScoreModule, jobs_of, microbatch_loss, step_metrics
 from trainer.model.forward import layers_of, load_weights, weights_of
@@ -268,8 +268,9 @@ class TorchLearner:
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put the optimiser, adapters and float32 copies back; the model's weights are loaded before.
 
-        Raises :class:`CheckpointError` when the state was saved with another precision, or other adapters.
+        Raises :class:`CheckpointError` when the state was saved with another precision or optimiser, or other adapters.
         """
+        parts = saved_parts(state, len(self._optimizers))
         if self._adapted is not None:
             self._adapted.load(state.get("lora", {}))
         elif "lora" in state:
@@ -277,7 +278,7 @@ class TorchLearner:
                 "the checkpoint has LoRA adapters; resume with the learner.lora_rank it was saved with"
             )
         self._masters.load(state)
-        for part, saved in zip(self._optimizers, state["parts"], strict=True):
+        for part, saved in zip(self._optimizers, parts, strict=True):
             part.load_state_dict(own_copy(saved))
         self._guard.skipped_in_a_row = int(state.get("skipped", 0))
 

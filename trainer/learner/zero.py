@@ -27,7 +27,7 @@ from trainer.config import OptimizerConfig
 from trainer.data.batches import Batch
 from trainer.learner import ZERO_BUCKET, DeepSpeedSettings
 from trainer.learner.gradients import Ranks
-from trainer.learner.optimizers import TrainedWeight, make_optimizers, trained_weights
+from trainer.learner.optimizers import TrainedWeight, make_optimizers, resumed_groups, trained_weights
 from trainer.learner.snapshot import Keep, kept
 from trainer.learner.steps import skeleton_of
 from trainer.model.forward import fitting, load_weights
@@ -116,6 +116,7 @@ class ShardedModule:
         self._shapes = skeleton_of(named)  # shares of weights do not have them any more
         self._half = next(named.parameters()).dtype != torch.float32
         self._trained = [p for p in named.parameters() if p.requires_grad] if optimizer is not None else []
+        self._optimizer = optimizer
         self._adamw: _VetoedAdamW | None = None
         if optimizer is not None:
             (plain,) = make_optimizers(optimizer, trained_weights(named))
@@ -259,6 +260,7 @@ class ShardedModule:
 
         Raises :class:`CheckpointError` when they are not of these weights.
         """
+        assert self._optimizer is not None
         assert self._adamw is not None
         trained = [bare for bare in self._shapes.parameters() if bare.requires_grad]
         needed = [bare.shape for bare in trained] if self._half else []
@@ -267,13 +269,7 @@ class ShardedModule:
                 f"the checkpoint has {len(masters)} float32 copies of weights and the learner needs {len(needed)}, "
                 "each of its weight's shape; resume with the learner.precision it was saved with"
             )
-        found, own = ([len(group["params"]) for group in groups] for groups in (saved["param_groups"], self._groups))
-        if found != own:
-            raise CheckpointError(
-                f"the checkpoint's optimiser has groups of {found} weights and the configured one of {own}; resume "
-                "with the model and the optimizer it was saved with"
-            )
-        self._groups = [{**ours, **theirs} for ours, theirs in zip(self._groups, saved["param_groups"], strict=True)]
+        self._groups = resumed_groups(self._optimizer, self._groups, saved["param_groups"])
         for group, values in zip(self._adamw.param_groups, (g for g in self._groups if g["params"]), strict=True):
             group.update({key: value for key, value in values.items() if key != "params"})
         shapes = {id(p): bare.shape for p, bare in zip(self._trained, trained, strict=True)}

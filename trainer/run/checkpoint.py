@@ -21,13 +21,13 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,15 +87,14 @@ class CheckpointState:
     """Where it was loaded from."""
 
 
-class Shares(Protocol):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shares:
     """The files that ranks write for a checkpoint: all networks, and the numbers of all optimisers' states."""
 
     folder: Path
     """Beside the checkpoints."""
-
-    def wait(self) -> dict[str, dict[str, Any]]:
-        """Size and SHA-256 of each file in ``folder``, when all are whole. Raises OSError or :class:`RollError`."""
-        ...
+    wait: Callable[[], dict[str, dict[str, Any]]]
+    """Gives size and SHA-256 of each file in ``folder``, when all are whole. Raises OSError or :class:`RollError`."""
 
 
 def save_checkpoint(

@@ -37,7 +37,7 @@ from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run
 from trainer.run.recorder import Recorder
 from trainer.run.report import Report
-from trainer.run.saving import Saver
+from trainer.run.saving import Saver, noting
 from trainer.run.update import StepParts, begin_phase, refresh_reference, update, warm_start_step
 
 WARM_START, TRAIN, EVALUATION = "warm_start", "train", "evaluation"
@@ -106,6 +106,12 @@ def resume(
     counters = _Counters.load(state, folder.path)
     if steps is not None and counters.steps > steps:
         raise ConfigError(f"--steps {steps}: the run has done {counters.steps} steps already")
+    warm_steps = folder.config.warm_start.steps
+    if counters.steps and counters.warm_steps < warm_steps:
+        raise ConfigError(
+            f"warm_start.steps {warm_steps}: the run was trained for {counters.steps} steps after a warm start of "
+            f"{counters.warm_steps}; set it back to that, or start a new run"
+        )
     # A run that was trained on beyond its configuration is finished where it is, not behind itself.
     target = max(folder.config.steps, counters.steps) if steps is None else steps
     config = folder.config.model_copy(update={"steps": target})
@@ -128,9 +134,11 @@ def resume(
 def _finished(run: _Run) -> dict[str, Any]:
     """The summary of ``run``, gone through to its end. Where ranks of its learner are lost it goes on from the last
     checkpoint with new ones, as often as ``placement.learner.restarts`` says."""
-    left = run.config.placement.learner.restarts
+    restarts = left = run.config.placement.learner.restarts
     while True:
         try:
+            if left < restarts:
+                run = run.again()
             return run.go()
         except RankError as error:
             if not left or latest_good(run.folder.path) is None:
@@ -139,7 +147,6 @@ def _finished(run: _Run) -> dict[str, Any]:
             run.report.say(
                 f"{error}\nStarting the ranks again from the last checkpoint; this may happen {left} times more."
             )
-            run = run.again()
 
 
 class _Run:
@@ -336,8 +343,10 @@ class _Run:
     def _update_engine(self) -> None:
         version = self.counters.version
         if self._engine_version != version:
-            self.session.engine.update_weights(self.parts.learner.weights(), version)
-            self._engine_version = version
+            # Whole, since what is left of a tensor in a rank's pipe would be read as its next answer.
+            with self.interrupts.whole():
+                self.session.engine.update_weights(self.parts.learner.weights(), version)
+                self._engine_version = version
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
@@ -345,8 +354,9 @@ class _Run:
         failures."""
         try:
             yield
-        except RollError:
-            self._save()
+        except RollError as error:
+            with noting(error):
+                self._save()
             raise
 
     def _save(self) -> None:
@@ -442,13 +452,16 @@ def load_parts(parts: StepParts, state: CheckpointState, ranks: LearnerRanks | N
     """
     for name in parts.others:
         if name not in state.others:
-            raise CheckpointError(f"the checkpoint has no {name}, which the configuration asks for")
+            raise CheckpointError(
+                f"the checkpoint has no {name}, which the configuration asks for; resume with the advantage.name, "
+                "loss.kl_coef and reward.kl_coef it was saved with"
+            )
     try:
         if ranks is None or state.files is None or not ranks.restore(state.files, [*parts.others], [*parts.optimized]):
-            for name, part in parts.others.items():
-                part.load_weights(state.others[name]())
             for name, trained in parts.optimized.items():
                 trained.load_optimizer_state(state.optimizer[name])
+            for name, part in parts.others.items():
+                part.load_weights(state.others[name]())
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"the checkpoint does not fit the configuration's optimiser: {error}") from error
     try:

@@ -10,7 +10,7 @@ meets, T the tokens of a step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roll_envs.errors import ConfigError
@@ -44,11 +44,12 @@ class Hardware:
     cpus: int = 64
     """Processors of each node."""
 
-    @property
-    def machine(self) -> Machine:
-        """All nodes as one."""
-        gpus = tuple(str(gpu) for gpu in range(self.nodes * self.gpus))
-        return Machine(gpus=gpus, cpus=tuple(range(self.cpus)), name="the planned cluster")
+    def machine(self, cluster: str) -> Machine:
+        """Where the parts of a run of ``cluster`` may be: on one node, or on all as if they were one."""
+        one = cluster == "local" and self.nodes > 1
+        gpus = tuple(str(gpu) for gpu in range(self.gpus if one else self.nodes * self.gpus))
+        name = "a node of the planned cluster" if one else "the planned cluster"
+        return Machine(gpus=gpus, cpus=tuple(range(self.cpus)), name=name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,13 +92,9 @@ def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: i
     everywhere: dict[str, Any] = {"cluster": "local"} | {
         name: getattr(config, name).model_copy(update={"device": "cuda"}) for name in ("learner", "engine")
     }
-    placement = place(config.model_copy(update=everywhere), hardware.machine)
-    for number, gpus in enumerate(placement.rollout):
-        if len({gpu // hardware.gpus for gpu in gpus}) > 1:
-            raise ConfigError(
-                f"engine {number} would have GPUs {list(gpus)}, of two nodes of {hardware.gpus}; choose others in "
-                "placement.rollout.devices, or an engine.tensor_parallel_size that divides the GPUs of a node"
-            )
+    placement = _servers_on_one_node(
+        place(config.model_copy(update=everywhere), hardware.machine(config.cluster)), hardware
+    )
     where = _engine_device(placement)
     one = {"replicas": 1, "gpus": None, "colocated": bool(placement.sleepers)}
     alone = config.model_copy(update={"engine": config.engine.model_copy(update=one)}) if served else config
@@ -120,6 +117,28 @@ def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: i
         sample_s=sample,
         in_turn=config.rollout.mode == "sync" or bool(placement.shared and len(placement.sleepers) == replicas),
     )
+
+
+def _servers_on_one_node(placement: Placement, hardware: Hardware) -> Placement:
+    """``placement`` with engines and judges on a node of their own where they would be on two: a run starts its servers
+    on the driver's machine.
+
+    Raises :class:`ConfigError` where they do not fit on one node.
+    """
+    served = sorted(gpu for gpus in (*placement.rollout, *placement.judges) for gpu in gpus)
+    if not served or served[0] // hardware.gpus == served[-1] // hardware.gpus:
+        return placement
+    if placement.shared or served[-1] - served[0] >= hardware.gpus:
+        raise ConfigError(
+            f"engines and judges would have GPUs {served[0]} to {served[-1]}, of several nodes of {hardware.gpus}, and "
+            "a run starts its servers on the driver's machine; lower engine.replicas or engine.tensor_parallel_size, "
+            "or start servers on the other nodes and list all in engine.url"
+        )
+    shift = -served[0] % hardware.gpus  # to the first GPU of the next node
+    rollout, judges = (
+        tuple(tuple(gpu + shift for gpu in gpus) for gpus in part) for part in (placement.rollout, placement.judges)
+    )
+    return replace(placement, rollout=rollout, judges=judges)
 
 
 def _engine_device(placement: Placement) -> str:

@@ -13,30 +13,19 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from trainer.cluster.crew import RankError
-from trainer.cluster.learner_ranks import LearnerRanks, RankSnapshot
+from trainer.cluster.learner_ranks import LearnerRanks
 from trainer.config.schema import CheckpointConfig
 from trainer.learner import Critic, Learner
 from trainer.learner.snapshot import kept_state
 from trainer.model.network import WeightSource
-from trainer.run.checkpoint import CheckpointState, prepare, save_checkpoint
+from trainer.run.checkpoint import CheckpointState, Shares, prepare, save_checkpoint
 from trainer.run.folder import UNFINISHED, disk_errors
-
-
-class _RankShares:
-    """The files that ranks write into a folder of their own."""
-
-    def __init__(self, snapshot: RankSnapshot, folder: Path, given_up: threading.Event) -> None:
-        self._snapshot, self.folder, self._given_up = snapshot, folder, given_up
-
-    def wait(self) -> dict[str, dict[str, Any]]:
-        return self._snapshot.wait(self.folder, self._given_up)
 
 
 class Saver(contextlib.AbstractContextManager["Saver"]):
@@ -65,7 +54,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
                 folder = self._folder / f"{UNFINISHED}shares-{secrets.token_hex(4)}"
                 with disk_errors(folder, "every earlier checkpoint is still there"):
                     folder.mkdir()
-                shares = _RankShares(snapshot, folder, self._given_up)
+                shares = Shares(folder=folder, wait=partial(snapshot.wait, folder, self._given_up))
                 snapshot.write(folder)
             else:
                 state = replace(state, optimizer={name: part.optimizer_state() for name, part in optimized.items()})
@@ -100,7 +89,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def _write(self, state: CheckpointState, shares: _RankShares | None) -> None:
+    def _write(self, state: CheckpointState, shares: Shares | None) -> None:
         settings = self._settings
         try:
             save_checkpoint(self._folder, state, keep=settings.keep, keep_best=settings.keep_best, shares=shares)
@@ -108,7 +97,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
             if shares is not None:
                 shutil.rmtree(shares.folder, ignore_errors=True)
 
-    def _write_beside(self, state: CheckpointState, shares: _RankShares | None) -> None:
+    def _write_beside(self, state: CheckpointState, shares: Shares | None) -> None:
         try:
             self._write(state, shares)
         except Exception as error:  # raised in the thread of the run
@@ -117,11 +106,18 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, RankError):
-            with contextlib.suppress(Exception):  # the ranks' loss is the error
-                self.wait()
-        else:
+        with noting(error) if isinstance(error, Exception) else contextlib.nullcontext():
             self.wait()
+
+
+@contextlib.contextmanager
+def noting(first: Exception) -> Iterator[None]:
+    """Save what can be saved after the error ``first``: it stays the one to show, with a note where the body fails."""
+    try:
+        yield
+    except Exception as error:
+        if error is not first:  # lost ranks raise the same again
+            first.add_note(f"a checkpoint could not be saved: {error}")
 
 
 def _copied(state: CheckpointState) -> CheckpointState:
