@@ -43,7 +43,7 @@ def _eval_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "path", metavar="RUN_OR_CONFIG", help="run folder (its last checkpoint), a checkpoint, or a YAML file"
     )
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the YAML file")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the YAML file")
     parser.add_argument(
         "--tasks",
         type=number(int, 1),

@@ -210,6 +210,11 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert captured.err.count("\n") == 1
 
 
+def test_help_keeps_the_lines_of_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "--help"]) == 0
+    assert "\nroll-envs replay episode.json\n" in capsys.readouterr().out
+
+
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "bench" in capsys.readouterr().out

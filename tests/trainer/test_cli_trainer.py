@@ -274,3 +274,9 @@ def test_wrong_options_exit_with_2(
         command(arguments)
     assert caught.value.code == 2
     assert "usage: roll-" in capsys.readouterr().err
+
+
+def test_what_is_missing_is_named_and_nothing_that_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().err.endswith("required: CONFIG\n")

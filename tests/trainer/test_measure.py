@@ -221,13 +221,25 @@ def test_bad_input(more: list[str], said: str, capsys: pytest.CaptureFixture[str
     assert not list(Path("evals").rglob("*.gz"))
 
 
+def test_what_was_given_wrong_leaves_nothing_in_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "test/Brakes-v0", "--model", "random", "--output", "out"]) == 2
+    assert not Path("out").exists()
+    with serve(knows_even_targets) as api:
+        api.models = ()
+        arguments = ["eval", CARD.id, "--model", api.url, "--name", "m", "--output", "out", "--tasks", "2"]
+        assert main(arguments) == 2
+        api.models = ("m",)
+        # Keys may follow the options.
+        assert main([*arguments, "engine.max_running=3"]) == 0, "nothing was measured with other settings"
+
+
 def test_a_folder_of_something_else_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with serve(knows_even_targets) as api:
         measured(api, capsys, "--tasks", "2")
         before = Path("out/config.yaml").read_text()
         arguments = ["eval", CARD.id, "--model", api.url, "--name", "m", "--output", "out"]
         assert main([*arguments, "--temperature", "0.5"]) == 2
-        assert "another temperature" in capsys.readouterr().err
+        assert "another --model or --temperature" in capsys.readouterr().err
         assert Path("out/config.yaml").read_text() == before
         Path("mine").mkdir()
         Path("mine/notes.txt").touch()
