@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from roll_envs.errors import RollError
+from roll_envs.errors import ConfigError, RollError
 from trainer.command import INTERRUPTED, OK, guarded, number
 
 if TYPE_CHECKING:
@@ -347,14 +347,24 @@ def _load(options: argparse.Namespace) -> RunConfig:
 
 
 def _check_trainable(config: RunConfig) -> None:
-    """Fail before a folder is made where an environment cannot be built, or the engine has no model of ours."""
+    """Fail before a folder is made where an environment or context cannot be had, the engine has no model of ours, or
+    nobody knows what a warm start is to show."""
     from roll_envs import env_registry as registry
+    from roll_envs.env import TextEnv
+    from roll_envs.managers import load_context
     from trainer.engines import find_engine, not_trained_here
 
     if find_engine(config.engine.name).prompts(config) is not None:
         raise not_trained_here(config.engine.name)
-    for env in config.environments:
-        registry.discard(registry.make_within(config.rollout.longest_make_s, env.id, env.kwargs))
+    load_context(config.context.kind, turns=config.context.turns, function=config.context.function)
+    for entry in config.environments:
+        env = registry.make_within(config.rollout.longest_make_s, entry.id, entry.kwargs)
+        registry.discard(env)
+        if config.warm_start.steps and not config.warm_start.teacher and not isinstance(env, TextEnv):
+            raise ConfigError(
+                f"warm_start.steps is {config.warm_start.steps}, but {entry.id} is no roll_envs.TextEnv and knows no "
+                "answers to show; set it to 0, or give a model as warm_start.teacher"
+            )
 
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:

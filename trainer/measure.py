@@ -200,8 +200,11 @@ class _Player(contextlib.AbstractContextManager["_Player"]):
     def __init__(self, config: RunConfig, name: str) -> None:
         assert config.env is not None
         self._env, self._count = config.env, config.evaluation.tasks
-        cls = registry.environment_class(self._env.id)
-        if name == "oracle" and getattr(cls, "oracle", TextEnv.oracle) is TextEnv.oracle:
+        env = registry.make_within(config.rollout.longest_make_s, self._env.id, self._env.kwargs)
+        registry.discard(env)
+        if not isinstance(env, TextEnv):
+            raise ConfigError(f"{self._env.id} is no roll_envs.TextEnv and knows no answers; give a model")
+        if name == "oracle" and type(env).oracle is TextEnv.oracle:
             raise ConfigError(f"{self._env.id} has no oracle; --model random plays it without a model")
         renderer = CharRenderer()
         self._settings = EpisodeSettings(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 import roll_envs
@@ -76,6 +77,25 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", SOKOBAN]) == 0
     text = capsys.readouterr().out
     assert all(part in text for part in ("######", "num_boxes = 1", "differences", "v0: ", "-1 to 10.9"))
+
+
+def test_show_without_what_an_example_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "roll/OpenEnv-v0"]) == 0
+    shown = capsys.readouterr().out
+    assert "url = (required)\n" in shown
+    assert "reset = {}\n" in shown
+    assert "give --kwargs url=..." in shown
+    assert main(["show", "roll/OpenEnv-v0", "--kwargs", "ulr=x"]) == 2
+    assert "did you mean 'url'" in capsys.readouterr().err
+
+
+def test_show_an_environment_of_gymnasium(capsys: pytest.CaptureFixture[str]) -> None:
+    gymnasium.register("only/Counter-v0", entry_point="roll_envs.testing:CounterEnv")
+    try:
+        assert main(["show", "only/Counter-v0"]) == 2
+    finally:
+        gymnasium.registry.pop("only/Counter-v0")
+    assert "Gymnasium alone knows it" in capsys.readouterr().err
 
 
 def test_check(capsys: pytest.CaptureFixture[str]) -> None:

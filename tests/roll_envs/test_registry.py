@@ -127,6 +127,12 @@ def test_a_module_before_the_colon_is_imported(tmp_path: Path, monkeypatch: pyte
     roll_envs.unregister("my/Counter-v0")
     with pytest.raises(roll_envs.PluginError, match="cannot import 'no_such_module'"):
         roll_envs.make("no_such_module:x/Y-v0")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "beside_me.py").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("sys.path", [place for place in sys.path if place])  # as in an installed command
+    with pytest.raises(roll_envs.PluginError, match="'beside_me' is in the current folder"):
+        roll_envs.make("beside_me:x/Y-v0")
 
 
 def test_register_refuses_a_taken_or_malformed_id(counter: str) -> None:

@@ -34,6 +34,10 @@ class Breaks(CounterEnv):
         return super().step(action)
 
 
+class NoOracle(CounterEnv):
+    oracle = roll_envs.TextEnv.oracle
+
+
 CARD = replace(COUNTER_CARD, id="test/Breaks-v0", entry_point=f"{__name__}:Breaks")
 
 
@@ -274,10 +278,14 @@ def test_players_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_environment_without_an_oracle_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "test/NoOracle-v0", "--model", "oracle", "--tasks", "2"]) == 2
     assert "no environment 'test/NoOracle-v0'" in capsys.readouterr().err
-    card = replace(COUNTER_CARD, id="test/NoOracle-v0", entry_point="roll_envs.testing:EchoEnv", kwargs={})
-    roll_envs.register(card)
-    try:
-        assert main(["eval", card.id, "--model", "oracle", "--tasks", "2"]) == 2
-    finally:
-        roll_envs.unregister(card.id)
-    assert "has no oracle; --model random" in capsys.readouterr().err
+    for entry_point, said in (
+        (f"{__name__}:NoOracle", "no oracle; --model random"),
+        ("roll_envs.testing:EchoEnv", "no roll_envs.TextEnv"),
+    ):
+        card = replace(COUNTER_CARD, id="test/NoOracle-v0", entry_point=entry_point, kwargs={})
+        roll_envs.register(card)
+        try:
+            assert main(["eval", card.id, "--model", "oracle", "--tasks", "2"]) == 2
+        finally:
+            roll_envs.unregister(card.id)
+        assert said in capsys.readouterr().err
