@@ -149,6 +149,11 @@ def _configured(options: argparse.Namespace) -> RunConfig:
     folder = Path(options.model)
     if (folder / "config.yaml").is_file():  # a run: the model sees what it was trained to see
         trained = load_config(folder / "config.yaml")
+        if not (folder / "model").is_dir():
+            raise ConfigError(
+                f"{folder} has no model yet, since the run is not finished; roll-eval {folder} plays its last "
+                f"checkpoint, and roll-train export {folder} DIR makes a folder of it to give here"
+            )
         same = {name: getattr(trained, name).model_dump(mode="python") for name in ("context", "engine")}
         base |= {**same, "model": {"path": str(folder / "model")}}
         sampling["max_new_tokens"] = options.max_new_tokens or trained.sampling.max_new_tokens

@@ -199,6 +199,13 @@ def test_a_run_is_asked_as_it_was_trained(tmp_path: Path, capsys: pytest.Capture
     assert "other weights of" in capsys.readouterr().err
 
 
+def test_a_run_without_a_model_yet_is_told_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = run(tmp_path, steps=0)
+    (folder / "model").rename(tmp_path / "elsewhere")
+    assert main(["eval", CARD.id, "--model", str(folder)]) == 2
+    assert "the run is not finished; roll-eval" in capsys.readouterr().err
+
+
 def test_the_length_of_answers_is_the_runs_or_as_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = run(tmp_path, steps=0)
     for more, most in (([], 3), (["--max-new-tokens", "2"], 2)):
