@@ -32,7 +32,7 @@ from trainer.config import RunConfig
 from trainer.config.load import dump_config, load_config, parse_config
 from trainer.config.yaml_text import dump_yaml
 from trainer.data.metrics import wilson_interval
-from trainer.rollout.source import Session, held_out_tasks, next_answer
+from trainer.rollout.source import Session, held_out_count, held_out_tasks, next_answer
 from trainer.rollout.stream import RecordReader, StepRecord
 from trainer.run.evaluate import PhaseResult, evaluation_metrics, phase_result
 from trainer.run.folder import RunFolder, disk_errors, read_metrics, write_atomic
@@ -204,11 +204,12 @@ class _Player(contextlib.AbstractContextManager["_Player"]):
 
     def __init__(self, config: RunConfig, name: str) -> None:
         assert config.env is not None
-        self._env, self._count = config.env, config.evaluation.tasks
+        self._env = config.env
         env = registry.make_within(config.rollout.longest_make_s, self._env.id, self._env.kwargs)
         registry.discard(env)
         if not isinstance(env, TextEnv):
             raise ConfigError(f"{self._env.id} is no roll_envs.TextEnv and knows no answers; give a model")
+        self._count = held_out_count(env, config.evaluation.tasks)
         if name == "oracle" and type(env).oracle is TextEnv.oracle:
             raise ConfigError(f"{self._env.id} has no oracle; --model random plays it without a model")
         renderer = CharRenderer()
