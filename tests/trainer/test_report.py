@@ -74,6 +74,10 @@ def test_the_plan_counts_steps_and_episodes() -> None:
         ("evaluation during", 3, 3 * 256),
         ("evaluation after", 1, 256),
     ]
+    assert "plays the oracle's action" in planned_phases(CONFIG)[0].detail
+    taught = CONFIG.warm_start.model_copy(update={"teacher": {"url": "http://127.0.0.1/v1", "model": "m"}})
+    detail = planned_phases(CONFIG.model_copy(update={"warm_start": taught}))[0].detail
+    assert detail == "64 episodes of the model m; those that succeed are learnt from"
 
 
 def test_phases_of_no_steps_are_left_out() -> None:
