@@ -177,7 +177,9 @@ class _Run:
             )
         held_out = len(self.session.evaluation_tasks())
         if held_out < config.evaluation_episodes:
-            self.report.say(f"There are no more than {held_out} held-out tasks; each is played once in an evaluation.")
+            self.report.say(
+                f"An evaluation plays {held_out} held-out tasks: those of a fixed list are not played twice."
+            )
         with self.saver:
             try:
                 self._save()  # from here on the run can be resumed
