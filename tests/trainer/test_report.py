@@ -254,6 +254,13 @@ def test_an_episode_text_shortens_nothing() -> None:
     assert "not a valid action" in text
 
 
+def test_what_a_model_writes_commands_no_terminal() -> None:
+    hostile = board("map\x1b[2J\tkept", "\x1b]0;title\x07Up\x0e\x9b31m")
+    for text in (episode_text(hostile), "\n".join(episode_board(hostile))):
+        assert not {c for c in text if c < " " or "\x7f" <= c < "\xa0"} - {"\n", "\t"}
+        assert "\ufffd]0;title\ufffdUp" in text
+
+
 def test_a_failed_episode_says_why() -> None:
     failed = Trajectory(task=TASK, member=0, turns=(), outcome=Outcome(kind="failed", reason="env died"))
     assert "failed (env died) in 0 turns" in episode_headline(failed)
