@@ -311,6 +311,24 @@ def test_keys_in_a_terminal() -> None:
         os.close(terminal)
 
 
+def test_json_in_a_terminal_shows_the_game_beside_it() -> None:
+    terminal, inner = pty.openpty()
+    os.write(terminal, b"h\nRight\nq\n")
+    played = subprocess.run(
+        [sys.executable, "-m", "roll_envs", "play", SOKOBAN, "--seed", "7", "--json", "--typed"],
+        stdin=inner,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    os.close(inner)
+    os.close(terminal)
+    assert len(json.loads(played.stdout)["turns"]) == 1
+    assert "hint: " in played.stderr
+    assert "You have 10 turns" in played.stderr
+
+
 # -- what cannot be --------------------------------------------------------------------------------------------------
 
 
