@@ -105,6 +105,8 @@ class DatasetEnv(TextEnv):
         return self._shown, {"success": False, "row": self._row, "split": self.task.split}
 
     def _row_of(self, seed: int, options: Mapping[str, Any]) -> int:
+        if not set(options) <= {"split", "row"}:
+            raise ConfigError(f"the options of reset() are 'split' and 'row', not {dict(options)!r}")
         row = options.get("row")
         if row is not None:
             if isinstance(row, bool) or not hasattr(row, "__index__") or not 0 <= int(row) < len(self.tasks):
