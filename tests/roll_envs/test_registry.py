@@ -135,6 +135,12 @@ def test_a_module_before_the_colon_is_imported(tmp_path: Path, monkeypatch: pyte
         roll_envs.make("beside_me:x/Y-v0")
 
 
+def test_an_id_of_a_package_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll_envs.providers.provided", dict)
+    with pytest.raises(roll_envs.UnknownNameError, match=r"the package behind textarena/\.\.\. is not installed"):
+        roll_envs.make("textarena/Sudoku-easy-v0")
+
+
 def test_register_refuses_a_taken_or_malformed_id(counter: str) -> None:
     roll_envs.register(COUNTER_CARD)  # the same card again is no mistake
     with pytest.raises(roll_envs.ConfigError, match="exists already"):
