@@ -143,6 +143,13 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
         ``None`` where there is no solver or no solution."""
         return None
 
+    def split_size(self, split: str) -> int | None:
+        """How many tasks a split has, where tasks are a fixed list; ``None`` where they are seeds, or not counted.
+
+        Raises :class:`ConfigError` for a split without tasks.
+        """
+        return None
+
     def render(self) -> str:
         """The current observation as text."""
         if self._begun is None:

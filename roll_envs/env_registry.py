@@ -156,6 +156,8 @@ def card(id: str) -> EnvironmentCard:
     except UnknownNameError as error:
         hint = "" if re.search(r"-v\d+$", name) else "(ids end in a version, such as -v0)"
         namespace, slash, _ = name.rpartition("/")
+        if namespace in providers.without_ids():
+            hint = f"(the package behind {namespace}/... is not installed; docs/add_an_environment.md says how)"
         # Some ids of the namespace are perhaps known to Gymnasium alone.
         also = {id for id in gymnasium.registry if slash and id.startswith(f"{namespace}/")}
         raise UnknownNameError("environment", name, also.union(error.known), hint) from None

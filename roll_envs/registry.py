@@ -342,7 +342,8 @@ def error_and_place(error: BaseException) -> str:
 
 def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
     """One sentence that names the folder found in place of ``module``'s and where the wanted one should be: ``envs``
-    and ``trainer`` are common names of users' own folders, and Python takes the first one on its path.
+    and ``trainer`` are common names of users' own folders, and Python takes the first one on its path. Or one that says
+    how a module of the current folder is found, where commands do not look.
 
     ``roots`` are folders that should hold the module's top package; ``sys.path`` is searched after them. ``None`` when
     the module is simply not there, or is found where it should be.
@@ -350,6 +351,8 @@ def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
     top = module.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)
+        if spec is None and (Path(top).is_dir() or Path(f"{top}.py").is_file()):
+            return f"{top!r} is in the current folder, which is not on Python's path; set PYTHONPATH=."
         if PathFinder.find_spec(top) is None:  # found by the finder of an editable installation, or not at all
             return None
     except (ImportError, ValueError):

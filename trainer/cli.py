@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from roll_envs.errors import RollError
+from roll_envs.errors import ConfigError, RollError
 from trainer.command import INTERRUPTED, OK, guarded, number
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def _train_parser() -> argparse.ArgumentParser:
         epilog="example: roll-train configs/frozenlake_tiny.yaml seed=1 optimizer.lr=3e-4",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file (docs/configuration.md lists the keys)")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the file, e.g. steps=20")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the file, e.g. steps=20"
+    )
     parser.add_argument("--output", metavar="DIR", help="where the run's folder is made (the same as output=DIR)")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved configuration and the plan, and stop"
@@ -71,7 +73,7 @@ def _explain_parser() -> argparse.ArgumentParser:
         description="Print the formulas and settings that a configuration learns by, and where each comes from.",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the file")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the file")
     return parser
 
 
@@ -91,7 +93,9 @@ def _replay_parser() -> argparse.ArgumentParser:
         "print its numbers beside the recorded ones; writes nothing.",
     )
     parser.add_argument("run", metavar="RUN", help="run folder")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the run's config.yaml")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the run's config.yaml"
+    )
     parser.add_argument("--step", type=number(int, 1), metavar="N", required=True, help="training step, from 1")
     return parser
 
@@ -127,7 +131,7 @@ def _plan_parser() -> argparse.ArgumentParser:
         "takes. Nothing is started; a run that cannot fit is refused.",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the file")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the file")
     whole, positive, share = number(int, 1), number(float, 0, above=True), number(float, 0, above=True, most=1)
     many = number(int, 1, most=10_000)
     parser.add_argument("--nodes", type=many, default=1, metavar="N", help="machines (default: 1)")
@@ -344,14 +348,24 @@ def _load(options: argparse.Namespace) -> RunConfig:
 
 
 def _check_trainable(config: RunConfig) -> None:
-    """Fail before a folder is made where an environment cannot be built, or the engine has no model of ours."""
+    """Fail before a folder is made where an environment or context cannot be had, the engine has no model of ours, or
+    nobody knows what a warm start is to show."""
     from roll_envs import env_registry as registry
+    from roll_envs.env import TextEnv
+    from roll_envs.managers import load_context
     from trainer.engines import find_engine, not_trained_here
 
     if find_engine(config.engine.name).prompts(config) is not None:
         raise not_trained_here(config.engine.name)
-    for env in config.environments:
-        registry.discard(registry.make_within(config.rollout.longest_make_s, env.id, env.kwargs))
+    load_context(config.context.kind, turns=config.context.turns, function=config.context.function)
+    for entry in config.environments:
+        env = registry.make_within(config.rollout.longest_make_s, entry.id, entry.kwargs)
+        registry.discard(env)
+        if config.warm_start.steps and not config.warm_start.teacher and not isinstance(env, TextEnv):
+            raise ConfigError(
+                f"warm_start.steps is {config.warm_start.steps}, but {entry.id} is no roll_envs.TextEnv and knows no "
+                "answers to show; set it to 0, or give a model as warm_start.teacher"
+            )
 
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:

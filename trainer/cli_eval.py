@@ -43,7 +43,7 @@ def _eval_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "path", metavar="RUN_OR_CONFIG", help="run folder (its last checkpoint), a checkpoint, or a YAML file"
     )
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys laid over the YAML file")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the YAML file")
     parser.add_argument(
         "--tasks",
         type=number(int, 1),
@@ -112,7 +112,10 @@ def _rescore(options: argparse.Namespace) -> int:
     found = list(rescore(options.run, {**settings, "name": options.verifier}, options.step))
     scored = [(each, each.verdict) for each in found if isinstance(each.verdict, Score)]
     if not scored:
-        raise RollError(f"{options.run} has no recorded answers of a data set that {options.verifier!r} could judge")
+        of_step = "" if options.step is None else f" of step {options.step}"
+        raise RollError(
+            f"{options.run} has no recorded answers{of_step} of a data set that {options.verifier!r} could judge"
+        )
     changed = [(each, verdict) for each, verdict in scored if each.changed]
     before = sum(each.before for each, _ in scored) / len(scored)
     after = sum(verdict.value for _, verdict in scored) / len(scored)

@@ -32,7 +32,7 @@ from trainer.config import RunConfig
 from trainer.config.load import dump_config, load_config, parse_config
 from trainer.config.yaml_text import dump_yaml
 from trainer.data.metrics import wilson_interval
-from trainer.rollout.source import Session, held_out_tasks, next_answer
+from trainer.rollout.source import Session, held_out_count, held_out_tasks, next_answer
 from trainer.rollout.stream import RecordReader, StepRecord
 from trainer.run.evaluate import PhaseResult, evaluation_metrics, phase_result
 from trainer.run.folder import RunFolder, disk_errors, read_metrics, write_atomic
@@ -48,6 +48,8 @@ PLAYERS = {"random": 0.0, "oracle": 1.0}
 _LONGEST = 1 << 16
 """Characters of such a player's answer."""
 _WEIGHTS = "model.sha256"
+_FLAGS = {"name": "--model or --temperature", "rollout.group_size": "--samples"}
+"""What sets a key of the configuration, where the key does not say so."""
 _SAVE_S = 10.0
 """How often what has ended is recorded."""
 _EVALUATION = "evaluation"
@@ -72,7 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``ENV --model MODEL [--name NAME] [--tasks N] [--samples K] ... [key=value ...]``."""
     parser.add_argument("env", metavar="ENV", help="id of the environment")
     parser.add_argument(
-        "overrides", metavar="key=value", nargs="*", help="keys of a configuration, such as context.system_prompt=..."
+        "overrides",
+        metavar="key=value",
+        nargs="*",
+        default=[],
+        help="keys of a configuration, such as context.system_prompt=...",
     )
     parser.add_argument(
         "--model",
@@ -143,6 +149,11 @@ def _configured(options: argparse.Namespace) -> RunConfig:
     folder = Path(options.model)
     if (folder / "config.yaml").is_file():  # a run: the model sees what it was trained to see
         trained = load_config(folder / "config.yaml")
+        if not (folder / "model").is_dir():
+            raise ConfigError(
+                f"{folder} has no model yet, since the run is not finished; roll-eval {folder} plays its last "
+                f"checkpoint, and roll-train export {folder} DIR makes a folder of it to give here"
+            )
         same = {name: getattr(trained, name).model_dump(mode="python") for name in ("context", "engine")}
         base |= {**same, "model": {"path": str(folder / "model")}}
         sampling["max_new_tokens"] = options.max_new_tokens or trained.sampling.max_new_tokens
@@ -161,20 +172,22 @@ def measure(config: RunConfig, path: Path) -> Measured:
     Raises :class:`ConfigError` where the folder is of another configuration, :class:`RollError` where nothing counts.
     """
     started, samples = time.monotonic(), config.rollout.group_size
-    with _opened(path, config) as folder:
+    weights = _weights(config)
+    _check_goes_on(path, config, weights)
+    player = config.name.removeprefix("eval-")
+    temperature = 0.0 if config.name == GREEDY else None
+    opened = _Player(config, player) if player in PLAYERS else Session(config, temperature=temperature)
+    with opened as session, _opened(path, config, weights) as folder:
         groups = _recorded(folder, samples)
         earlier = sum(float(line.get("seconds", 0.0)) for line in read_metrics(folder.path, "progress"))
-        player = config.name.removeprefix("eval-")
-        temperature = 0.0 if config.name == GREEDY else None
-        with _Player(config, player) if player in PLAYERS else Session(config, temperature=temperature) as session:
-            wanted = session.evaluation_tasks()
-            missing = [task for task in wanted if _key(task) not in groups]
-            try:
-                _play(session, folder, missing, samples, groups)
-            finally:
-                seconds = time.monotonic() - started
-                if missing:
-                    folder.log({"played": len(groups), "seconds": seconds}, step=_next_step(folder), phase="progress")
+        wanted = session.evaluation_tasks()
+        missing = [task for task in wanted if _key(task) not in groups]
+        try:
+            _play(session, folder, missing, samples, groups)
+        finally:
+            seconds = time.monotonic() - started
+            if missing:
+                folder.log({"played": len(groups), "seconds": seconds}, step=_next_step(folder), phase="progress")
         found = [groups[_key(task)] for task in wanted if _key(task) in groups]
         measured = _measured(path, found, samples, earlier + seconds)
         if not measured.result.tasks:
@@ -191,9 +204,13 @@ class _Player(contextlib.AbstractContextManager["_Player"]):
 
     def __init__(self, config: RunConfig, name: str) -> None:
         assert config.env is not None
-        self._env, self._count = config.env, config.evaluation.tasks
-        cls = registry.environment_class(self._env.id)
-        if name == "oracle" and getattr(cls, "oracle", TextEnv.oracle) is TextEnv.oracle:
+        self._env = config.env
+        env = registry.make_within(config.rollout.longest_make_s, self._env.id, self._env.kwargs)
+        registry.discard(env)
+        if not isinstance(env, TextEnv):
+            raise ConfigError(f"{self._env.id} is no roll_envs.TextEnv and knows no answers; give a model")
+        self._count = held_out_count(env, config.evaluation.tasks)
+        if name == "oracle" and type(env).oracle is TextEnv.oracle:
             raise ConfigError(f"{self._env.id} has no oracle; --model random plays it without a model")
         renderer = CharRenderer()
         self._settings = EpisodeSettings(
@@ -224,28 +241,35 @@ class _Player(contextlib.AbstractContextManager["_Player"]):
         self._driver.close()
 
 
-def _opened(path: Path, config: RunConfig) -> RunFolder:
-    """The folder of this measurement, made where it is not there."""
-    folder, weights = RunFolder(path, config), _weights(config)
-    if folder.config_path.is_file():
+def _check_goes_on(path: Path, config: RunConfig, weights: str) -> None:
+    """Raise :class:`ConfigError` where ``path`` holds something that this measurement is not to be added to. One of
+    which no episode was recorded (its server was not there) holds nothing."""
+    folder = RunFolder(path, config)
+    if not (path / _WEIGHTS).is_file():
+        if path.exists() and any(path.iterdir()):
+            raise ConfigError(f"{path} holds something else; give another --output")
+    elif RecordReader(folder.stream_path).members:
         there = load_config(folder.config_path)
         # More tasks are the same measurement, gone on with; how many are played at once changes nothing.
         same = there.model_copy(update={"evaluation": config.evaluation, "rollout": config.rollout})
         unlike = [key for key in type(config).model_fields if getattr(same, key) != getattr(config, key)]
         unlike += ["rollout.group_size"] if there.rollout.group_size != config.rollout.group_size else []
         if unlike:
-            words = ", ".join("temperature" if key == "name" else key for key in unlike)
+            words = ", ".join(_FLAGS.get(key, key) for key in unlike)
             raise ConfigError(f"{path} holds a measurement with another {words}; give another --output")
         if weights != (path / _WEIGHTS).read_text():
             raise ConfigError(
                 f"{path} holds a measurement of other weights of {config.model.path}; give another --output"
             )
-        folder.rewind({})  # what a killed process left half-written
-    elif path.exists() and any(path.iterdir()):
-        raise ConfigError(f"{path} holds something else; give another --output")
+
+
+def _opened(path: Path, config: RunConfig, weights: str) -> RunFolder:
+    """The folder of this measurement, made where it is not there."""
+    folder = RunFolder(path, config)
     with disk_errors(path):
         for part in (path, folder.tensorboard_path, folder.episodes_path, folder.checkpoints_path):
             part.mkdir(parents=True, exist_ok=True)
+    folder.rewind({})  # what a killed process left half-written
     write_atomic(path / _WEIGHTS, weights)
     write_atomic(folder.config_path, dump_config(config))
     return folder

@@ -13,7 +13,7 @@ import numpy as np
 from envs.arguments import check_choice, check_int, check_penalty
 from envs.webshop.actions import read_action
 from envs.webshop.catalogue import Catalogue, load_catalogue
-from envs.webshop.goals import SPLITS, chosen_goal
+from envs.webshop.goals import SPLITS, chosen_goal, split_range
 from envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Page, Piece, pieces, plain_text, rich_text
 from envs.webshop.pages import clickables as clickables_of
 from envs.webshop.reward import Purchase, purchase_reward
@@ -113,6 +113,10 @@ class WebShopEnv(TextEnv):
         if self._goal is None:
             raise gymnasium.error.ResetNeeded("there is no goal before reset()")
         return self._goal
+
+    def split_size(self, split: str) -> int:
+        """How many goals the split has."""
+        return len(split_range(split, len(self.catalogue.goals)))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start on the search page with goal number ``seed`` of the split (counted round).

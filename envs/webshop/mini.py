@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from envs.arguments import check_choice, check_int, check_penalty
 from envs.webshop.env import WebShopEnv, set_generator
-from envs.webshop.goals import SPLITS, chosen_goal
+from envs.webshop.goals import SPLITS, chosen_goal, split_range
 from envs.webshop.mini_catalogue import COLOURS, KINDS, NUM_GOALS, SIZES, mini_catalogue, mini_words
 from envs.webshop.pages import Page
 from roll_envs.env import AnyText, TextEnv
@@ -88,6 +88,10 @@ class WebShopMiniEnv(TextEnv):
         """The words of the pages, each with the space before it, and the numbers of prices."""
         marks = (*(f" [{value}]" for value in (*COLOURS, *SIZES)), "want", "page", "item", " below", " of", " seen")
         return (*(f" {word}" for word in mini_words()), *marks, *(f" {n}" for n in range(100)))
+
+    def split_size(self, split: str) -> int:
+        """How many goals the split has."""
+        return len(split_range(split, NUM_GOALS))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start on the search page of a shop; ``options`` as for WebShop."""

@@ -97,6 +97,11 @@ def _blamed(name: str, message: Callable[[BaseException], str]) -> Iterator[None
 
 
 class _Parser(argparse.ArgumentParser):
+    """Keeps the lines of descriptions, which hold examples, and takes positional arguments between options."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
@@ -137,7 +142,10 @@ def _run(name: str, given: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     with _blamed(name, lambda error: COMMANDS.broken(name, f"its arguments: {error_and_place(error)}")):
         command.add_arguments(parser)
-    options = parser.parse_args(given)
+    try:
+        options = parser.parse_intermixed_args(given)
+    except TypeError:  # not for a command with commands of its own
+        options = parser.parse_args(given)
     with _blamed(name, lambda error: f"command {name!r} of {COMMANDS.source(name)} failed: {error_and_place(error)}"):
         code: Any = command.run(options)
     if not isinstance(code, int):

@@ -39,9 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play until q or the end of the input; with --json the last episode is printed as JSON."""
-    reset_options = parse_kwargs(options.options, "--options")
-    with contextlib.closing(make_env(options.id, options.kwargs)) as env, silent(options.json):
+    """Play until q or the end of the input; with --json the last episode is printed as JSON, and a person at a terminal
+    sees the game on stderr."""
+    reset_options, asked = parse_kwargs(options.options, "--options"), sys.stdin.isatty()
+    shown = contextlib.redirect_stdout(sys.stderr) if options.json and asked else silent(options.json)
+    with contextlib.closing(make_env(options.id, options.kwargs)) as env, shown:
         if not isinstance(env.action_space.sample(), str):
             raise ConfigError(
                 f"{options.id} is not played with text, but with actions of {env.action_space}; roll_envs.adapt makes "
@@ -50,11 +52,11 @@ def run(options: argparse.Namespace) -> int:
         session = Session(env, options.seed, reset_options)
         keys = action_keys(session.format.actions) if session.format is not None else {}
         # On systems without Unix terminals answers are typed as lines.
-        terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.name == "posix"
+        terminal = asked and sys.stdout.isatty() and os.name == "posix"
         if terminal and keys and not options.typed:
             _play_keys(session, keys)
         else:
-            _play_lines(session, asked=sys.stdin.isatty() and not options.json)
+            _play_lines(session, asked=asked)
     if options.json:
         print_json(session.record())
     return 0

@@ -105,12 +105,21 @@ class DatasetEnv(TextEnv):
         return self._shown, {"success": False, "row": self._row, "split": self.task.split}
 
     def _row_of(self, seed: int, options: Mapping[str, Any]) -> int:
+        if not set(options) <= {"split", "row"}:
+            raise ConfigError(f"the options of reset() are 'split' and 'row', not {dict(options)!r}")
         row = options.get("row")
         if row is not None:
             if isinstance(row, bool) or not hasattr(row, "__index__") or not 0 <= int(row) < len(self.tasks):
                 raise ConfigError(f"row must be the number of a row, 0 to {len(self.tasks) - 1}, not {row!r}")
             return int(row)
-        split = options.get("split", self.settings.split)
+        numbers = self._numbers(options.get("split", self.settings.split))
+        return numbers[seed % len(numbers)]
+
+    def split_size(self, split: str) -> int:
+        """How many rows are of the split. Raises :class:`ConfigError` where none is."""
+        return len(self._numbers(split))
+
+    def _numbers(self, split: str) -> Sequence[int]:
         if split not in SPLITS:
             raise ConfigError(f"split must be one of {', '.join(map(repr, SPLITS))}, not {split!r}")
         numbers = self._by_split[split]
@@ -120,7 +129,7 @@ class DatasetEnv(TextEnv):
                 f"no row is of the split {split!r}; {len(self.tasks)} rows: {there}; name the splits in a field "
                 "(split_field), change split_shares, or play split='all'"
             )
-        return numbers[seed % len(numbers)]
+        return numbers
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Judge an answer. Raises :class:`EnvironmentFaultError` when the verifier could not, so that the episode is

@@ -16,7 +16,7 @@ from typing import Any
 from roll_envs.env import EnvironmentCard
 from roll_envs.registry import declared_in, error_and_place
 
-__all__ = ["card_of", "problems", "provided", "source_of"]
+__all__ = ["card_of", "problems", "provided", "source_of", "without_ids"]
 
 _GROUP = "roll_envs.providers"
 _problems: dict[str, str] = {}
@@ -38,6 +38,11 @@ def problems() -> Mapping[str, str]:
     """Why providers could not say their ids, by name."""
     provided()
     return dict(_problems)
+
+
+def without_ids() -> set[str]:
+    """Providers that have no environment now, as a rule because their package is not installed."""
+    return set(declared_in(_GROUP)) - set(provided().values())
 
 
 def source_of(id: str) -> str:

@@ -130,6 +130,10 @@ class HarborEnv(GameEnv):
             moves=("pwd", "ls", _SUBMIT),
         )
 
+    def split_size(self, split: str) -> int:
+        """How many tasks the split has. Raises :class:`ConfigError` where it has none."""
+        return len(share_of(len(self.tasks), split))
+
     @property
     def instructions(self) -> str:
         return (

@@ -100,6 +100,10 @@ class ToolEnv(TextEnv):
         """The wrapped environment's words, and the fixed parts of calls and results."""
         return tuple(dict.fromkeys([*self.env.vocabulary, *_fixed_parts_of_calls(self._format, self.runner.specs)]))
 
+    def split_size(self, split: str) -> int | None:
+        """The wrapped environment's."""
+        return self.env.split_size(split)
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start the wrapped environment's episode of ``seed``, with fresh tools."""
         gymnasium.Env.reset(self, seed=seed)

@@ -292,6 +292,7 @@ def test_splits_are_disjoint_and_complete() -> None:
     assert [len(p) for p in parts] == [500, 1000, 500]
     assert set.union(*parts) == set(split_range("all", 2000))
     assert [len(split_range(name, 700)) for name in ("test", "eval", "train")] == [500, 200, 0]
+    assert WebShopMiniEnv().split_size("test") == 500
 
 
 def test_unknown_goals_and_splits_are_refused(catalogue: Catalogue) -> None:

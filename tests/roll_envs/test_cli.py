@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 import roll_envs
@@ -76,6 +77,25 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", SOKOBAN]) == 0
     text = capsys.readouterr().out
     assert all(part in text for part in ("######", "num_boxes = 1", "differences", "v0: ", "-1 to 10.9"))
+
+
+def test_show_without_what_an_example_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "roll/OpenEnv-v0"]) == 0
+    shown = capsys.readouterr().out
+    assert "url = (required)\n" in shown
+    assert "reset = {}\n" in shown
+    assert "give --kwargs url=..." in shown
+    assert main(["show", "roll/OpenEnv-v0", "--kwargs", "ulr=x"]) == 2
+    assert "did you mean 'url'" in capsys.readouterr().err
+
+
+def test_show_an_environment_of_gymnasium(capsys: pytest.CaptureFixture[str]) -> None:
+    gymnasium.register("only/Counter-v0", entry_point="roll_envs.testing:CounterEnv")
+    try:
+        assert main(["show", "only/Counter-v0"]) == 2
+    finally:
+        gymnasium.registry.pop("only/Counter-v0")
+    assert "Gymnasium alone knows it" in capsys.readouterr().err
 
 
 def test_check(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,6 +230,11 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert captured.err.count("\n") == 1
 
 
+def test_help_keeps_the_lines_of_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "--help"]) == 0
+    assert "\nroll-envs replay episode.json\n" in capsys.readouterr().out
+
+
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "bench" in capsys.readouterr().out
@@ -284,6 +309,24 @@ def test_keys_in_a_terminal() -> None:
         child.kill()
         child.wait()
         os.close(terminal)
+
+
+def test_json_in_a_terminal_shows_the_game_beside_it() -> None:
+    terminal, inner = pty.openpty()
+    os.write(terminal, b"h\nRight\nq\n")
+    played = subprocess.run(
+        [sys.executable, "-m", "roll_envs", "play", SOKOBAN, "--seed", "7", "--json", "--typed"],
+        stdin=inner,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    os.close(inner)
+    os.close(terminal)
+    assert len(json.loads(played.stdout)["turns"]) == 1
+    assert "hint: " in played.stderr
+    assert "You have 10 turns" in played.stderr
 
 
 # -- what cannot be --------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_a_seed_is_a_row_of_the_split_counted_round() -> None:
     assert [shown(s, split="validation") for s in (0, 4)] == ["1", "4"]
     assert [shown(s, split="test") for s in (0, 1)] == ["2", "5"]
     assert shown(3, row=7) == "7"
-    for options in ({"split": "tset"}, {"row": 9}, {"row": True}):
+    for options in ({"split": "tset"}, {"splt": "test"}, {"row": 9}, {"row": True}):
         with pytest.raises(ConfigError):
             env.reset(seed=0, options=options)
 

@@ -127,6 +127,18 @@ def test_a_module_before_the_colon_is_imported(tmp_path: Path, monkeypatch: pyte
     roll_envs.unregister("my/Counter-v0")
     with pytest.raises(roll_envs.PluginError, match="cannot import 'no_such_module'"):
         roll_envs.make("no_such_module:x/Y-v0")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "beside_me.py").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("sys.path", [place for place in sys.path if place])  # as in an installed command
+    with pytest.raises(roll_envs.PluginError, match="'beside_me' is in the current folder"):
+        roll_envs.make("beside_me:x/Y-v0")
+
+
+def test_an_id_of_a_package_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll_envs.providers.provided", dict)
+    with pytest.raises(roll_envs.UnknownNameError, match=r"the package behind textarena/\.\.\. is not installed"):
+        roll_envs.make("textarena/Sudoku-easy-v0")
 
 
 def test_register_refuses_a_taken_or_malformed_id(counter: str) -> None:

@@ -294,6 +294,13 @@ def test_compressed_tests_are_read_from_every_kind_of_pickle(protocol: int) -> N
         assert read_plan({"private_test_cases": packed}).runs[0].stdin == "é" * size
 
 
+def test_a_reference_without_tests_is_described() -> None:
+    with pytest.raises(Unusable, match="it is a list with nothing to run; "):
+        read_plan([])
+    with pytest.raises(Unusable, match="it is a mapping of tsets, title; "):
+        read_plan({"tsets": ["assert f(1)"], "title": ""})
+
+
 def test_a_checker_that_crashes_is_a_fault_of_the_row_only_on_the_right_output(box: Sandbox) -> None:
     row = {"inputs": [""], "outputs": ["2"], "checker": "import sys\nprint(int(int(open(sys.argv[3]).read()) == 2))"}
     assert verdict(box, "print('x')", row).value == 0

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 from roll_envs.errors import CheckpointError, RollError
 from trainer.cli import main
@@ -161,11 +163,26 @@ def test_a_reader_that_goes_away_is_no_traceback(config_path: Path) -> None:
         ),
         (["cluster=slurm"], "roll-train: override 'cluster=slurm': cluster is 'slurm'; allowed: one of 'local', 'ray'"),
         (["seed=x", "steps=y"], "roll-train:\n  override 'seed=x'"),
+        (
+            ["context.kind=function", "context.function=no_such_module:f"],
+            "roll-train: context.function: cannot load 'no_such_module:f': ModuleNotFoundError",
+        ),
+        (
+            ["env={id: only/Counter-v0}", "warm_start.steps=1"],
+            "roll-train: warm_start.steps is 1, but only/Counter-v0 is no roll_envs.TextEnv",
+        ),
     ],
 )
 def test_a_mistake_is_one_message_and_leaves_no_folder(
-    config_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], expected: str
+    config_path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    expected: str,
 ) -> None:
+    spec = EnvSpec("only/Counter-v0", entry_point="roll_envs.testing:CounterEnv", max_episode_steps=9)
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
     assert main([str(config_path), *overrides]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith(expected)
@@ -274,3 +291,9 @@ def test_wrong_options_exit_with_2(
         command(arguments)
     assert caught.value.code == 2
     assert "usage: roll-" in capsys.readouterr().err
+
+
+def test_what_is_missing_is_named_and_nothing_that_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().err.endswith("required: CONFIG\n")

@@ -34,6 +34,10 @@ class Breaks(CounterEnv):
         return super().step(action)
 
 
+class NoOracle(CounterEnv):
+    oracle = roll_envs.TextEnv.oracle
+
+
 CARD = replace(COUNTER_CARD, id="test/Breaks-v0", entry_point=f"{__name__}:Breaks")
 
 
@@ -195,6 +199,13 @@ def test_a_run_is_asked_as_it_was_trained(tmp_path: Path, capsys: pytest.Capture
     assert "other weights of" in capsys.readouterr().err
 
 
+def test_a_run_without_a_model_yet_is_told_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = run(tmp_path, steps=0)
+    (folder / "model").rename(tmp_path / "elsewhere")
+    assert main(["eval", CARD.id, "--model", str(folder)]) == 2
+    assert "the run is not finished; roll-eval" in capsys.readouterr().err
+
+
 def test_the_length_of_answers_is_the_runs_or_as_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = run(tmp_path, steps=0)
     for more, most in (([], 3), (["--max-new-tokens", "2"], 2)):
@@ -221,13 +232,25 @@ def test_bad_input(more: list[str], said: str, capsys: pytest.CaptureFixture[str
     assert not list(Path("evals").rglob("*.gz"))
 
 
+def test_what_was_given_wrong_leaves_nothing_in_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "test/Brakes-v0", "--model", "random", "--output", "out"]) == 2
+    assert not Path("out").exists()
+    with serve(knows_even_targets) as api:
+        api.models = ()
+        arguments = ["eval", CARD.id, "--model", api.url, "--name", "m", "--output", "out", "--tasks", "2"]
+        assert main(arguments) == 2
+        api.models = ("m",)
+        # Keys may follow the options.
+        assert main([*arguments, "engine.max_running=3"]) == 0, "nothing was measured with other settings"
+
+
 def test_a_folder_of_something_else_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with serve(knows_even_targets) as api:
         measured(api, capsys, "--tasks", "2")
         before = Path("out/config.yaml").read_text()
         arguments = ["eval", CARD.id, "--model", api.url, "--name", "m", "--output", "out"]
         assert main([*arguments, "--temperature", "0.5"]) == 2
-        assert "another temperature" in capsys.readouterr().err
+        assert "another --model or --temperature" in capsys.readouterr().err
         assert Path("out/config.yaml").read_text() == before
         Path("mine").mkdir()
         Path("mine/notes.txt").touch()
@@ -262,10 +285,14 @@ def test_players_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_environment_without_an_oracle_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "test/NoOracle-v0", "--model", "oracle", "--tasks", "2"]) == 2
     assert "no environment 'test/NoOracle-v0'" in capsys.readouterr().err
-    card = replace(COUNTER_CARD, id="test/NoOracle-v0", entry_point="roll_envs.testing:EchoEnv", kwargs={})
-    roll_envs.register(card)
-    try:
-        assert main(["eval", card.id, "--model", "oracle", "--tasks", "2"]) == 2
-    finally:
-        roll_envs.unregister(card.id)
-    assert "has no oracle; --model random" in capsys.readouterr().err
+    for entry_point, said in (
+        (f"{__name__}:NoOracle", "no oracle; --model random"),
+        ("roll_envs.testing:EchoEnv", "no roll_envs.TextEnv"),
+    ):
+        card = replace(COUNTER_CARD, id="test/NoOracle-v0", entry_point=entry_point, kwargs={})
+        roll_envs.register(card)
+        try:
+            assert main(["eval", card.id, "--model", "oracle", "--tasks", "2"]) == 2
+        finally:
+            roll_envs.unregister(card.id)
+        assert said in capsys.readouterr().err

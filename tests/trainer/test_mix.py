@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from loop_runs import assert_same_curve, configured, values
 from rich.console import Console
 
+import roll_envs
 import trainer.run.preflight
 from roll_envs.errors import ConfigError
 from roll_envs.types import Group, Outcome, OutcomeKind, Task, Trajectory
@@ -220,6 +221,32 @@ def test_tasks_of_a_mix_are_those_of_its_environments(tmp_path: Path) -> None:
         assert len(held_out) == config.evaluation_episodes
         assert len(session.evaluation_tasks(1)) == 3
         assert {t.kwargs["size"] for t in session.demonstration_tasks(range(20))} == {4, 5}
+
+
+def test_held_out_tasks_of_a_list_are_each_played_once(tmp_path: Path) -> None:
+    """Else an interval would count the same row several times."""
+    rows = [{"question": f"{n}?", "answer": n} for n in range(8)]
+
+    def session(id: str, **kwargs: Any) -> Session:
+        return Session(configured(tmp_path, env={"id": id, "kwargs": kwargs}, evaluation={"tasks": 16}))
+
+    data: dict[str, Any] = {"rows": rows, "verifier": "exact", "split_shares": [0.5, 0, 0.5]}
+    env = roll_envs.make("roll/Dataset-v0", **data)
+    held_out = {n for n in range(8) if env.reset(options={"row": n})[1]["split"] == "test"}
+    assert 1 < len(held_out) < 8
+    tools = {"env": "roll/Dataset-v0", "env_kwargs": data}
+    for opened in (session("roll/Dataset-v0", **data), session("roll/ToolEnv-v0", **tools)):
+        with opened:
+            seeds = [task.seed for task in opened.evaluation_tasks()]
+            played = [env.reset(seed=seed, options={"split": "test"})[1]["row"] for seed in seeds]
+            assert (len(played), set(played)) == (len(held_out), held_out)
+            assert len(opened.evaluation_tasks(1)) == 1
+    none_held_out = {**data, "split_shares": [1, 0, 0]}
+    with (
+        session("roll/Dataset-v0", **none_held_out) as opened,
+        pytest.raises(ConfigError, match="no row is of the split 'test'"),
+    ):
+        opened.evaluation_tasks()
 
 
 # -- the curriculum ----------------------------------------------------------------------------------------------------

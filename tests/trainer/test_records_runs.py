@@ -386,3 +386,5 @@ def test_a_run_without_answers_to_judge_says_so(
 ) -> None:
     assert main_eval(["rescore", str(learnt["greedy"][0]), "--verifier", "exact"]) == 2
     assert "has no recorded answers of a data set" in capsys.readouterr().err
+    assert main_eval(["rescore", str(learnt["greedy"][0]), "--verifier", "exact", "--step", "99"]) == 2
+    assert "has no recorded answers of step 99" in capsys.readouterr().err

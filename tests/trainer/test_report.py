@@ -74,6 +74,10 @@ def test_the_plan_counts_steps_and_episodes() -> None:
         ("evaluation during", 3, 3 * 256),
         ("evaluation after", 1, 256),
     ]
+    assert "plays the oracle's action" in planned_phases(CONFIG)[0].detail
+    taught = CONFIG.warm_start.model_copy(update={"teacher": {"url": "http://127.0.0.1/v1", "model": "m"}})
+    detail = planned_phases(CONFIG.model_copy(update={"warm_start": taught}))[0].detail
+    assert detail == "64 episodes of the model m; those that succeed are learnt from"
 
 
 def test_phases_of_no_steps_are_left_out() -> None:
@@ -248,6 +252,13 @@ def test_an_episode_text_shortens_nothing() -> None:
     assert long in text
     assert "a" * 500 in text
     assert "not a valid action" in text
+
+
+def test_what_a_model_writes_commands_no_terminal() -> None:
+    hostile = board("map\x1b[2J\tkept", "\x1b]0;title\x07Up\x0e\x9b31m")
+    for text in (episode_text(hostile), "\n".join(episode_board(hostile))):
+        assert not {c for c in text if c < " " or "\x7f" <= c < "\xa0"} - {"\n", "\t"}
+        assert "\ufffd]0;title\ufffdUp" in text
 
 
 def test_a_failed_episode_says_why() -> None:

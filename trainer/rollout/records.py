@@ -9,6 +9,8 @@ from typing import Any
 from roll_envs.types import Trajectory, Turn
 
 _RULE = "-" * 72
+_SEEN = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}") | {ord("\r"): ""}
+"""In place of control characters, which a model may well write and a terminal would obey."""
 
 
 def episode_headline(trajectory: Trajectory) -> str:
@@ -36,7 +38,7 @@ def episode_text(trajectory: Trajectory) -> str:
         parts += [_RULE, "The answer that was being played", f">>> {outcome.answer}"]
     if outcome.traceback:
         parts += [_RULE, outcome.traceback]
-    return "\n".join(parts) + "\n"
+    return ("\n".join(parts) + "\n").translate(_SEEN)
 
 
 def episode_record(trajectory: Trajectory) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def episode_board(trajectory: Trajectory, *, width: int = 100, max_turns: int = 
         last = trajectory.turns[-1]
         how = "solved" if trajectory.success else "terminated" if last.terminated else "stopped"
         blocks.append(["end: " + how, *_clip(last.observation)])
-    return _side_by_side(blocks, width)
+    return [line.translate(_SEEN) for line in _side_by_side(blocks, width)]
 
 
 def _attempt_record(trajectory: Trajectory) -> dict[str, Any]:

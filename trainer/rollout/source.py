@@ -20,6 +20,7 @@ import torch
 
 import roll_envs
 from roll_envs import env_registry as registry
+from roll_envs.env import TextEnv
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.managers import (
     EpisodeDriver,
@@ -29,6 +30,7 @@ from roll_envs.managers import (
     Respond,
     load_context,
 )
+from roll_envs.managers.episode import SPLITS
 from roll_envs.policy import CharRenderer
 from roll_envs.types import Completion, Group, Outcome, SamplingParams, Task, Trajectory, Turn
 from trainer.cluster import env_workers, episode_limits, sandboxes_on
@@ -56,6 +58,13 @@ def draw_tasks(env: EnvConfig, *, seed: int, indices: Iterable[int], split: str 
 def held_out_tasks(env: EnvConfig, count: int, *, first: int = 0) -> list[Task]:
     """The held-out tasks ``first`` to ``first + count - 1``: the same for every run."""
     return [_task(env, "held-out", index, HELD_OUT_SEEDS + index) for index in range(first, first + count)]
+
+
+def held_out_count(env: Any, wanted: int) -> int:
+    """``wanted`` held-out tasks of an environment, or as many as there are where they are a fixed list: one that is
+    played twice would count as two in the interval. Raises :class:`ConfigError` where there is none."""
+    size = env.split_size(SPLITS["held-out"]) if isinstance(env, TextEnv) and env.splits else None
+    return wanted if size is None else min(wanted, size)
 
 
 def _task(env: EnvConfig, split: str, index: int, seed: int) -> Task:
@@ -217,13 +226,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
         return [t for i, e in drawn for t in draw_tasks(e, seed=self.config.seed, indices=[i], split="demonstrations")]
 
     def evaluation_tasks(self, count: int | None = None) -> list[Task]:
-        """The held-out tasks of every environment in turn, ``count`` of each instead of as many as configured; those
-        of an environment are the same in any mix."""
+        """The held-out tasks of every environment in turn, ``count`` of each instead of as many as configured, or all
+        that it has; those of an environment are the same in any mix."""
         default = self.config.evaluation.tasks
         tasks = [
             task
-            for env in self.mix.environments
-            for task in held_out_tasks(env, count or env.evaluation_tasks or default)
+            for env, made in zip(self.mix.environments, self._envs, strict=True)
+            for task in held_out_tasks(env, held_out_count(made, count or env.evaluation_tasks or default))
         ]
         return sorted(tasks, key=lambda task: task.index)
 

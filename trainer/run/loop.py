@@ -182,6 +182,11 @@ class _Run:
                 "This model's chat template rewrites earlier turns (it drops thoughts, say), so that turns begin "
                 "sequences of their own; rollout/sequences_per_episode and rollout/history_rewrites count them."
             )
+        held_out = len(self.session.evaluation_tasks())
+        if held_out < config.evaluation_episodes:
+            self.report.say(
+                f"An evaluation plays {held_out} held-out tasks: those of a fixed list are not played twice."
+            )
         with self.saver:
             try:
                 self._save()  # from here on the run can be resumed
@@ -316,13 +321,13 @@ class _Run:
 
     def _evaluate(self, name: str) -> Sequence[Trajectory]:
         """Play the held-out evaluation, record it, keep sample episodes; nothing where the weights were evaluated."""
-        config, counters = self.config, self.counters
+        counters = self.counters
         if counters.evaluated is not None:
             return ()
         started = time.monotonic()
         with self._saving():
             self.source.update()
-            with self.report.phase(f"evaluation {name}", config.evaluation_episodes) as progress:
+            with self.report.phase(f"evaluation {name}", len(self.session.evaluation_tasks())) as progress:
                 result, episodes = play_evaluation(
                     self.session, name, tasks=None, step=counters.steps, on_done=lambda _: progress.advance()
                 )

@@ -70,8 +70,10 @@ def planned_phases(config: RunConfig) -> list[PlannedPhase]:
     during = (config.steps - 1) // evaluation.every if evaluation.every and config.steps else 0
     updates = config.learner.minibatches * config.learner.epochs
     teacher = (
-        f"{warm.episodes_per_step} episodes of a teacher that plays the oracle's action {warm.oracle_share:.0%} "
-        f"of the time{'' if warm.learn_random else '; its random actions are not learnt'}"
+        f"episodes of the model {warm.teacher.get('model', 'of the teacher')}; those that succeed are learnt from"
+        if warm.teacher
+        else f"episodes of a teacher that plays the oracle's action {warm.oracle_share:.0%} of the time"
+        f"{'' if warm.learn_random else '; its random actions are not learnt'}"
     )
     learning = (
         f"{rollout.groups_per_step} tasks x {rollout.group_size} episodes, "
@@ -79,7 +81,7 @@ def planned_phases(config: RunConfig) -> list[PlannedPhase]:
     )
     # name, steps, unit, episodes, detail
     phases = [
-        ("warm start", warm.steps, "steps", warm.steps * warm.episodes_per_step, teacher),
+        ("warm start", warm.steps, "steps", warm.steps * warm.episodes_per_step, f"{warm.episodes_per_step} {teacher}"),
         ("evaluation before", 1, "evaluation", held_out, f"{held_out} held-out tasks"),
         ("training", config.steps, "steps", config.steps * rollout.groups_per_step * rollout.group_size, learning),
         ("evaluation during", during, "evaluations", during * held_out, f"every {evaluation.every} steps"),

@@ -81,8 +81,9 @@ def read_plan(reference: Any, check: Check = lambda content: None) -> Plan:
         reference, from_json = _unpacked(reference, check)
     plan = _read(reference, from_json, check)
     if not (plan.asserts or plan.calls or plan.runs):
-        keys = sorted(map(str, reference)) if isinstance(reference, Mapping) else type(reference).__name__
-        raise Unusable(f"the reference has no tests: its keys are {keys}, see roll_envs.verifiers.code.cases")
+        keys = ", ".join(map(str, reference)) if isinstance(reference, Mapping) else ""
+        found = f"a mapping of {keys}" if keys else f"a {type(reference).__name__} with nothing to run"
+        raise Unusable(f"the reference has no tests: it is {found}; docs/verifiers.md lists the forms")
     return plan
 
 
