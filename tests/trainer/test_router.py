@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.engines import router as router_module
 from trainer.engines.router import Lane, Load, Router
 
 
@@ -78,6 +79,59 @@ def test_a_session_leaves_a_full_replica_for_an_idle_one() -> None:
         two.go.set()
         await settled()
         assert [visit.lane is not None for visit in late] == [True, True, False]
+
+    run(work())
+
+
+def test_a_session_whose_replica_is_shut_goes_to_another_and_stays_there() -> None:
+    async def work() -> None:
+        a, b = both = lanes(2, 2)
+        router = Router(both)
+        first = Visit(router, "s")
+        await settled()
+        assert first.lane is a
+        router.shut(a)
+        moved = Visit(router, "s")
+        await settled()
+        assert moved.lane is b
+        router.open(a)
+        later = Visit(router, "s")
+        await settled()
+        assert later.lane is b
+
+    run(work())
+
+
+def test_the_session_that_asked_least_lately_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        a, b = both = lanes(9, 9)
+        router = Router(both)
+        for session in ("often", "once", "often", "often", "third"):
+            Visit(router, session)
+            await settled()
+        assert (a.running, b.running) == (3, 2)
+        kept = Visit(router, "often")
+        await settled()
+        assert kept.lane is a
+
+    monkeypatch.setattr(router_module, "_SESSIONS", 2)
+    run(work())
+
+
+def test_whoever_gives_up_when_a_place_is_given_passes_it_on() -> None:
+    async def work() -> None:
+        (a,) = one = lanes(2)
+        a.limit = 1
+        router = Router(one)
+        first, second, third = (Visit(router) for _ in range(3))
+        await settled()
+        assert (first.lane, second.lane) == (a, None)
+        a.limit = 2
+        router.fill(a)
+        second.task.cancel()  # it was given the place, and has not heard of it
+        await settled()
+        assert third.lane is a
+        assert a.running == 2
 
     run(work())
 
