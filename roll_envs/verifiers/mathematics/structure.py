@@ -114,7 +114,7 @@ _TAIL_WORD = re.compile(
     r"(°[CF]?|(?<![^\W\d_])(?<![\\°])[^\W\d_]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$"
 )
 _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
-_TIME = re.compile(r"\d{1,2}:\d\d(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
+_TIME = re.compile(r"\d{1,2}(?=:|\s?[ap]m$)(?::\d\d)?(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
 _INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
 _OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^°]*°$")
 _MONEY = "¤€£¥₹"

@@ -16,7 +16,7 @@ from roll_envs.background import forget_in_children
 from roll_envs.errors import MissingExtraError, check_number, check_whole
 from roll_envs.recent import Recent
 from roll_envs.verifiers.matching import texts_of
-from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression
+from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression, says_words
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number, plain_root
 from roll_envs.verifiers.mathematics.sizes import hopeless, looks_costly, shape_of
 from roll_envs.verifiers.mathematics.tidy import tidy
@@ -82,6 +82,8 @@ class MathVerifier:
             return Failed(reason=wanted)
         found = final_expression(answer, require_boxed=self.require_boxed)
         if not found:
+            if not self.require_boxed and any(says_words(answer, text) for text in wanted):
+                return Score(value=1.0, passed=True)
             unusable = self._unusable(wanted)
             return unusable or _wrong("no boxed answer" if self.require_boxed else "no answer")
         if len(found) > self.max_chars:
@@ -96,6 +98,8 @@ class MathVerifier:
                 return verdict
             elif verdict.parts.get("ungraded"):
                 ungraded = verdict.detail
+        if not self.require_boxed and any(says_words(answer, text) for text in wanted):
+            return Score(value=1.0, passed=True)
         if failure is not None:
             return failure
         shown = found if len(found) <= 200 else found[:200] + "..."
