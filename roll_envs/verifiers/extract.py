@@ -59,6 +59,7 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(r"\b(?:if|whether|suppose|supposing|assume|assuming|unless)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+_IF = re.compile(r"\bif\b[^.\n]*$", re.IGNORECASE)
 _NOT_CHOSEN = ("不", "非", "没", "未")
 _DISPLAYS = {"$$": "$$", "\\[": "\\]"}
 _HASHES = re.compile(r"^#### *", re.MULTILINE)
@@ -74,7 +75,7 @@ _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNOR
 
 # A base model goes on with a question of its own after its answer.
 _NEXT = re.compile(r"\n[ \t]*\n(?:#{1,9}[ \t]*\n[ \t]*\n?)?(?:Q|Question|Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]")
-_SHORT_ANSWER = re.compile(r"\W{0,3}(?:[A-J]\b|-?[$\d])[^\n]{0,20}")
+_SHORT_ANSWER = re.compile(r"\W{0,3}(?:[A-J]\b|-?[$\d])[^\n]{0,20}|[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\.")
 
 
 class Announced(NamedTuple):
@@ -223,7 +224,8 @@ def announced(text: str) -> list[Announced]:
         # A box is read by `boxed`; one that got here never closes.
         if match.group().endswith("boxed") or text[match.start() - 1 : match.start()] in _NOT_CHOSEN:
             continue
-        if _SUPPOSED.search(text[max(0, match.start() - 40) : match.start()]):
+        before = text[max(0, match.start() - 80) : match.start()]
+        if _SUPPOSED.search(before[-40:]) or ("would" in match.group() and _IF.search(before)):
             continue
         at = match.end()
         while at < len(text) and text[at] in " \t\r\n*_":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from roll_envs.verifiers.extract import answer_phrase, boxed, plain, reply
+from roll_envs.verifiers.extract import announced, answer_phrase, boxed, plain, reply
 from roll_envs.verifiers.mathematics.prose import EMOJI, OTHER_SCRIPT, SPAN, says, stated
 from roll_envs.verifiers.mathematics.structure import Unreadable, split
 
@@ -44,7 +44,14 @@ _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
 _LABEL = re.compile(_STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])")
 _LABEL_ALONE = re.compile(rf"\$?(?:{_STYLE}\s*\{{)?\s*\(?[A-J]\)?\s*\}}?\$?")
 _BETWEEN = re.compile(r"\s*(?:,|;|,?\s*and|,?\s*or|\.)?\s*", re.IGNORECASE)
-_BEGINS = re.compile(r"(?!.*\b(?:is|are|was|means|equals|in|as|to|per)\b|.*[.?!]\s)(?:[^A-Za-z\d\\$]|[b-zA-Z](?![A-Za-z]))*(?:[\d\\$]|$)")
+# Words behind a number may be its unit.
+_TEXT = re.compile(r"\\text\s*\{[^{}]*\}")
+_UNIT = re.compile(r"(?:\s(?!(?:is|are|was|means|equals|in|as|to|per|of|with)\b)[A-Za-z]+){1,3}\W*$")
+# After an answer: another one follows.
+_CORRECTED = re.compile(
+    r"\b(?:oops|scratch that|correction|my mistake|on second thought)\b|(?:\.\.\.|…)\s?(?:no|wait|actually)\b|, but actually\b",
+    re.IGNORECASE,
+)
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 _FEW_WORDS, _MOST_WORDS = 3, 8
 _SHORT = 300
@@ -69,16 +76,16 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 def _unboxed(text: str) -> str:
     emphasised = [plain(one) for one in _BOLD.findall(text[-_LOOKED_AT:])]
     text = _CONTRAST.sub("", plain(EMOJI.sub("", text)))
-    phrase = answer_phrase(text)
-    if phrase:
-        return _result(_from_phrase(phrase))
+    if found := [one for one in announced(text) if one.text]:
+        corrected = _CORRECTED.search(text, found[-1].start)
+        return (stated(text[corrected.end() :]) if corrected else "") or _result(_from_phrase(found[-1].text))
     text = _CHECKED.sub("", _END_OF_PROOF.sub("", text)).strip()
     lead = _LEAD.match(text)
     bare = text[lead.end() if lead else 0 :]
     # Long, and no prose at either end: one long expression, such as a list.
     if len(bare) > _SHORT and not _is_prose(bare[:_SHORT]) and not _is_prose(bare[-_SHORT:]):
         return bare
-    if len(bare) <= _SHORT and "\n" not in bare and not _is_prose(bare) and _BEGINS.match(bare):
+    if len(bare) <= _SHORT and not bare.casefold().startswith("a ") and "\n" not in bare and re.search(r"[\d\\$]", bare) and not _words(_TEXT.sub("", _UNIT.sub("", bare))):
         return _result(bare)
     found = stated(text[-_LOOKED_AT:], emphasised)
     return _side(found) if found else "" if not bare or re.search(r"\d", bare) else bare.splitlines()[-1]
@@ -172,27 +179,32 @@ def _result(text: str) -> str:
 
 
 _JOINED = re.compile(r",|;|\b(?:and|or)\b|\\text\s*\{[^{}]*\}")
-_NAMED_VALUE = re.compile(r"\s*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*=")
-_CALCULATED = re.compile(r"\\(?:int|sum|lim|prod|frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪]|d/d|[A-Za-z]{2,} |[×→]")
-_NAMED = re.compile(r"\\(?!times|cdot|div|sqrt|frac|d?frac|text|pi|left|right)[A-Za-z]+|[A-Za-z]")
+_NAMED_VALUE = re.compile(r"[\s$]*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*=")
+_IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒]|=>")
+# The left of an equation that is no answer itself: a calculation without unknowns, of words, with a unit, an integral.
+_OPERATORS = re.compile(r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d")
+_CALCULATED = re.compile(
+    rf"{_OPERATORS.pattern}|[A-Za-z]{{2,}} "
+    r"|^(?=.*[-+*/^!×÷√·\\])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|\$)(?![A-Za-z])|sqrt|pi|[^A-Za-z\\])*$"
+    r"|^[\d.,]+\s?(?:[A-Za-z]{2,}|[°%])[²³]?\s*$|^[\d.,]+\s[a-zA-Z]\s*$"
+)
 
 
 def _side(text: str) -> str:
     """The last side of a chain of equal ones; an equation of two where its left is a name or holds unknowns."""
-    if text.startswith("$") and text.rstrip(" .").endswith("$"):
-        return text
-    text = re.split(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒]|=>", text)[-1].strip()
+    span = SPAN.fullmatch(text.rstrip(" ."))
+    inner = _content(span) if span else text
+    text = inner if (implied := _IMPLIED.split(inner)[1:]) else text
+    inner = implied[-1].strip() if implied else inner
     # "x = 3, y = -1": each is an answer of its own.
-    if sum(_NAMED_VALUE.match(piece) is not None for piece in _JOINED.split(text)) > 1:
-        return text
-    sides = _parts(text, "=")
-    if len(sides) < 2 or not all(sides):
-        return text
-    left = sides[0]
-    named = _NAMED.search(re.sub(r"\\(?:times|cdot|div|sqrt|[dt]?frac|text|pi|left|right)|\bsqrt\b|\bpi\b", "", left))
-    if len(sides) > 2 or not named or _CALCULATED.search(left):
-        return sides[-1]
-    return text
+    if sum(_NAMED_VALUE.match(piece) is not None for piece in _JOINED.split(inner)) > 1:
+        return inner
+    sides = _parts(inner, "=")
+    if span and len(sides) == 2 and not _OPERATORS.search(sides[0]):
+        return inner if implied else text
+    if len(sides) < 2 or not all(sides) or (len(sides) == 2 and not _CALCULATED.search(sides[0])):
+        return inner if implied else text
+    return sides[-1]
 
 
 def _parts(text: str, separators: str) -> list[str]:

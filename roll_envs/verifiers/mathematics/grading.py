@@ -107,7 +107,23 @@ def compare(reference: str, answer: str) -> bool:
         answers = _read(answer)
     except Unreadable:
         return False
-    return any(same(gold, said) for gold in _read(reference) for said in answers)
+    if any(same(gold, said) for gold in _read(reference) for said in answers):
+        return True
+    exact, _, rounded = answer.rpartition("≈")
+    return bool(exact) and compare(reference, rounded) and _rounds(exact, rounded)
+
+
+def _rounds(exact: str, rounded: str) -> bool:
+    """Whether a number is another one rounded to its decimals, up or down: ``\\pi`` to ``3.14``."""
+    number = next((plain_number(node.text) for node in _read(rounded) if isinstance(node, Expression)), None)
+    try:
+        value = sympy.N(symbols.parse(exact.rpartition("=")[2].strip()))
+    except symbols.Unparsed:
+        return False
+    if number is None or not value.is_Float:
+        return False
+    decimals = re.search(r"\.(\d+)", rounded)
+    return abs(Fraction(float(value)) - number) * 10 ** len(decimals[1] if decimals else "") < 1
 
 
 @functools.lru_cache(maxsize=256)
@@ -145,11 +161,15 @@ def same(gold: Node, said: Node) -> bool:
     return False
 
 
+_SYNONYMS = {"doesnotexist": "dne", "doesntexist": "dne", "infinitelymany": "infinitelymanysolutions"}
+
+
 def _spelled(node: Node) -> str:
     """A node as words without case, spaces and punctuation; letters of all scripts are kept."""
     if not isinstance(node, Words | Expression) or (isinstance(node, Expression) and node.unit is not None):
         return ""
-    return re.sub(r"[^\w:]|_", "", node.text.replace(r"\text", "")).casefold().replace("doesnotexist", "dne")
+    words = re.sub(r"[^\w:]|_", "", node.text.replace(r"\text", "")).casefold()
+    return _SYNONYMS.get(words, words)
 
 
 # -- expressions -------------------------------------------------------------------------------------------------------

@@ -52,13 +52,13 @@ _REMARK = re.compile(r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=))[^()]*\)|(?<=\d)\s
 _RELATIVE = re.compile(r",\s(?:which|who|where)\b[^,]*,(?=\s[a-z]{2})")
 _CONSEQUENCE = re.compile(
     r"\b(?:so|thus|hence|therefore|giving|gives|yields|makes|get|i\.e\.|that is|donc|entonces)\b[,:]?|[→⇒⟹∴]|=>|->"
-    rf"|,\swhich\s(?:[a-z]+\s){{1,6}}(?=[-$€£(\d]|{_SIGN})"
+    rf"|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|to|us|makes|equals|means)\s(?:about\s)?(?=[-$€£(\d]|{_SIGN})"
 )
 # What begins a clause that only explains, restricts or restates.
 _SUBORDINATE = re.compile(
     r",?\s\(?(?:because|since|when|where|while|whereas|although|though|if|including|instead|rather|provided|valid"
     r"|assuming|taking|which|car|porque|weil|attained|reached|compared|after (?:it|he|she|they|we))\b"
-    r"|,\s(?:as|also|or (?:as|about|exactly))\b|,\s(?=[\d.]+\s\w+\s(?:after|before|more|less|fewer)\b)"
+    r"|,\s(?:as|also (?:written|known)|or (?:as|about|exactly))\b|,?\s(?:验证|因为)|,\s(?=[\d.]+\s\w+\s(?:after|before|more|less|fewer)\b)"
 )
 _GIVEN = re.compile(r"\s*(?:as|since|because|if|when|for|given|with)\s[^,]*,\s", re.IGNORECASE)
 _ABOUT = re.compile(rf",\s(?:or\s|which is\s)?(?:approximately|about|roughly)\s(?=[\d$]|{_SIGN})")
@@ -89,6 +89,7 @@ def stated(text: str, emphasised: Sequence[str] = ()) -> str:
     if len(sentences) <= 4 and _NO_ANSWER.search(sentences[0]):
         return ""
     found = next(filter(None, (_stated(sentence, emphasised) for sentence in reversed(told))), "")
+    found = re.sub(rf"(?<={_SIGN}),?\s(?:and|or)\s(?={_SIGN})", ", ", found)
     return re.sub(_SIGN, lambda sign: contents[ord(sign.group()) - _FIRST_SIGN], found)
 
 
@@ -96,6 +97,7 @@ def _sentences(text: str) -> tuple[list[str], list[str]]:
     """The sentences of a text, and those of them that are no asides."""
     spaced = OTHER_SCRIPT.sub(r" \g<0> ", EMOJI.sub(" ", text))
     spaced = re.sub(r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2", spaced)
+    spaced = re.sub(r"\s(?:или|и|oder|und|ou|et)\s", " or ", spaced)
     sentences = [part.strip() for part in _SENTENCE.split(spaced)]
     sentences = [part for part in sentences if re.search(rf"\w|{_SIGN}", part)]
     return sentences, [part for part in sentences if not _ASIDE.match(part)]
@@ -138,7 +140,8 @@ def _main(clause: str, before: int | None = None) -> str:
             break
         found.pop()
     start, end = found[-1]
-    quantity = clause[start:end].lstrip(" )]}≈")
+    # A letter behind a number, set apart, is a unit and no variable.
+    quantity = re.sub(r"(?<=\d)\s([A-Za-z])$", r"\\text{ \1}", clause[start:end].lstrip(" )]}≈"))
     return quantity.rpartition("=")[2].lstrip(_BINARY + " ") if quantity[0] in _BINARY else quantity
 
 
@@ -153,7 +156,7 @@ _AFTER = r"(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about)\s)"
 _UNSURE = re.compile(
     r"(?:\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|either|neither|unless|wrong)|n['’]t)\b", re.IGNORECASE
 )
-_REVISED = re.compile(r"\b(?:but|however|wait|actually|or)\b", re.IGNORECASE)
+_REVISED = re.compile(r"\b(?:but|however|wait|actually)\b|^\W*or\b", re.IGNORECASE)
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 
@@ -224,7 +227,7 @@ def _runs(text: str) -> list[tuple[int, int]]:
                 runs.append(token.span())
             joined = words[i] == ":" or words[i][-1] not in ".;!?:"
         else:
-            joined = joined and words[i] in ("and", "or") and _is_mathematics(words[i + 1], "", words[i + 2])
+            joined = joined and words[i] in ("and", "or", "remainder") and _is_mathematics(words[i + 1], "", words[i + 2])
     return runs
 
 

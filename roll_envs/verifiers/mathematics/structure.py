@@ -315,8 +315,8 @@ def _closing_bracket(text: str) -> int:
 
 
 def _equation(text: str, depth: int) -> list[Node]:
-    sides = split(text, "=≈")
-    if not 2 <= len(sides) <= 20 or not all(sides) or "≈" in text:
+    sides = split(text, "=")
+    if not 2 <= len(sides) <= 20 or not all(sides):
         return []
     # "x = 5 cm" has the unit on its right, and "(x, y) = (1, 2)" a point.
     return [Equation(sides=tuple(sides), right=first(sides[-1], depth))]

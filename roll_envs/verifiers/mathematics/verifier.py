@@ -7,6 +7,7 @@ be graded: then the answer is at fault. A reference that cannot be graded, or mi
 from __future__ import annotations
 
 import importlib.util
+import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -24,6 +25,8 @@ from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import Outcome, PoolSettings, WorkerPool, shared_pool
 
 _MODULE = "roll_envs.verifiers.mathematics.grading"
+# "3,5", as decimals are written in many languages; three digits would be a group.
+_DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}(?![\d,]))")
 _REMEMBERED = 20_000
 
 
@@ -109,6 +112,8 @@ class MathVerifier:
         gold = tidy(reference_expression(reference))
         if not gold or len(gold) > self.max_chars:
             return Failed(reason=_about(reference, "it is empty" if not gold else f"it has {len(gold)} characters"))
+        if said.count(",") == 1 and "(" not in said and (plain_number(gold) is not None or re.search(r"\d\.\d", gold)):
+            said = _DECIMAL_COMMA.sub(".", said)
         if said == gold:
             return Score(value=1.0, passed=True)
         if not said:
