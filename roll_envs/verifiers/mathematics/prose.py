@@ -20,6 +20,9 @@ SPAN = re.compile(  # lengths are limited, so that delimiters without an end tak
 )
 EMOJI = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]\ufe0f?|(?<=\\s)[:;]-?[)D]")
 OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
+_ATOM = re.compile(
+    rf"{SPAN.pattern}|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{{[^{{}}]*\}}"
+    r"|\\begin\{\w+\}(?:(?!\\begin|\\end).){0,1000}\\end\{\w+\}", re.DOTALL)
 _FIRST_SIGN, _MOST_SIGNS = 0xE000, 6000
 _SIGN = "[\ue000-\uf8ff]"
 """In the place of mathematics between delimiters."""
@@ -69,26 +72,32 @@ _NO_VERB = r"\s(?!(?:total|all|is|are|was|were|we|he|she|they|it|and|equals|give
 _OF = re.compile(
     rf"(?:{_NO_VERB}){{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|to give)(?:{_NO_VERB}){{0,4}}\s"
 )
-_DENIED = re.compile(r"(?:\bnot|n['’]t)\s(?:[a-z]+\s)?$")
+_DENIED = re.compile(r"(?:\bnot|n['’]t|不是|不为)\s(?:[a-z]+\s)?$")
 _SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my)\s")
 _BINARY = "=/×*·÷^"
 
 
-def stated(text: str, emphasised: Sequence[str] = ()) -> str:
-    """The answer that the last sentence with one states, in it one that is ``emphasised``; empty without one."""
+def stated(text: str, emphasised: Sequence[str] = (), *, first: bool = False) -> str:
+    """The answer that the last sentence with one states, in it one that is ``emphasised``; empty without one.
+
+    With ``first`` it is at the beginning of the text, and what follows explains it.
+    """
     contents: list[str] = []
 
     def hide(span: re.Match[str]) -> str:
-        contents.append(next(group for group in span.groups() if group is not None))
+        contents.append(next((group for group in span.groups() if group is not None), span.group()))
         return chr(_FIRST_SIGN + len(contents) - 1) if len(contents) <= _MOST_SIGNS else " "
 
-    hidden = SPAN.sub(hide, re.sub(_SIGN, "", text))
+    hidden = _ATOM.sub(hide, re.sub(_SIGN, "", text))
     sentences, told = _sentences(hidden)
     if not told or _CUT_OFF.search(text) or _NO_ANSWER.search(told[-1]):
         return ""
     if len(sentences) <= 4 and _NO_ANSWER.search(sentences[0]):
         return ""
-    found = next(filter(None, (_stated(sentence, emphasised) for sentence in reversed(told))), "")
+    if first:
+        found = next(filter(None, (_main(clause, first=True) for part in told for clause in _clauses(part))), "")
+    else:
+        found = next(filter(None, (_stated(sentence, emphasised) for sentence in reversed(told))), "")
     found = re.sub(rf"(?<={_SIGN}),?\s(?:and|or)\s(?={_SIGN})", ", ", found)
     return re.sub(_SIGN, lambda sign: contents[ord(sign.group()) - _FIRST_SIGN], found)
 
@@ -108,13 +117,7 @@ def _stated(sentence: str, emphasised: Sequence[str]) -> str:
         at = re.search(rf"(?<!\w){re.escape(one)}(?!\w)", sentence)
         if at and (found := _main(sentence[at.start() :], len(one))):
             return found
-    sentence = _ABOUT.sub(" ≈ ", _RELATIVE.sub("", _REMARK.sub("", sentence)))
-    sentence = sentence if re.search(rf"\d|{_SIGN}", sentence) else in_digits(sentence)
-    if explained := _EXPLAINED.search(sentence):
-        sentence = sentence[: explained.end() - 2]
-    if "ratio" in sentence:
-        sentence = re.sub(r"(\d) to (\d)", r"\1:\2", sentence)
-    for piece in reversed(_CONSEQUENCE.split(sentence)):
+    for piece in reversed(_CONSEQUENCE.split(_cleared(sentence))):
         verdict = _VERDICT.search(piece)
         if verdict and not re.search(rf"\d|{_SIGN}", piece[verdict.end() :]):
             return verdict.group()
@@ -125,13 +128,28 @@ def _stated(sentence: str, emphasised: Sequence[str]) -> str:
     return ""
 
 
-def _main(clause: str, before: int | None = None) -> str:
+def _clauses(sentence: str) -> list[str]:
+    return _SUBORDINATE.split(_cleared(sentence))
+
+
+def _cleared(sentence: str) -> str:
+    sentence = _ABOUT.sub(" ≈ ", _RELATIVE.sub("", _REMARK.sub("", sentence)))
+    sentence = sentence if re.search(rf"\d|{_SIGN}", sentence) else in_digits(sentence)
+    sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
+    if explained := _EXPLAINED.search(sentence):
+        sentence = sentence[: explained.end() - 2]
+    if "ratio" in sentence:
+        sentence = re.sub(r"(\d) to (\d)", r"\1:\2", sentence)
+    return sentence
+
+
+def _main(clause: str, before: int | None = None, first: bool = False) -> str:
     """The last quantity of a clause that is not one of where, when or of what; the first where it is the subject."""
     found = [one for one in _quantities(clause) if before is None or one[0] < before]
     found = [one for one in found if not _DENIED.search(clause[max(0, one[0] - 30) : one[0]])]
     if not found:
         return ""
-    if not clause[: found[0][0]].strip() and _SUBJECT.match(clause, found[0][1]):
+    if first or not clause[: found[0][0]].strip() and _SUBJECT.match(clause, found[0][1]):
         del found[1:]
     while len(found) > 1:
         (_, end), (start, stop) = found[-2:]

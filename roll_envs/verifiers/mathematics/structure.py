@@ -381,7 +381,7 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
         else:
             break
         rest = rest[: match.start()].rstrip()
-    if not pieces or not rest or not re.search(r"[\w}\])°]$", rest) or pieces[0] in ("/", "*", "\\cdot", "per"):
+    if not pieces or not rest or not re.search(r"[\w}\])°]$", rest) or pieces[0] in ("/", "*", "\\cdot"):
         return text, None, False
     weak = weak and "/" not in pieces  # "m/s"
     words = " ".join(pieces).replace(MONEY, " dollars").split()
