@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from roll_envs.verifiers.extract import announced, answer_phrase, boxed, plain, reply
-from roll_envs.verifiers.mathematics.prose import OTHER_SCRIPT, SPAN, says, stated
+from roll_envs.verifiers.mathematics.prose import EMOJI, OTHER_SCRIPT, REVISED, SPAN, says, stated
 from roll_envs.verifiers.mathematics.structure import Unreadable, split
 
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
@@ -21,11 +21,6 @@ _STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)
 _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
 _LABEL = re.compile(_STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])")
 _LABEL_ALONE = re.compile(rf"\$?(?:{_STYLE}\s*\{{)?\s*\(?[A-J]\)?\s*\}}?\$?")
-# After an answer: another one follows.
-_CORRECTED = re.compile(
-    r"\b(?:oops|scratch that|correction|my mistake|on second thought)\b|(?:\.\.\.|…)\s?(?:no|wait|actually)\b|, but [a-z ]{0,20}\bactually\b",
-    re.IGNORECASE,
-)
 _SENTENCES = re.compile(r"[.?!]\s|\n|[A-Za-z]:\s")
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 _MOST_WORDS = 8
@@ -38,7 +33,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 
     ``final_expression("We get $x=2$, so the answer is $\\frac12$ cm.")`` is ``"\\frac12 cm"``.
     """
-    text = _LINES.sub("\n", _WHITESPACE.sub(" ", reply(text)))
+    text = _written(text)
     boxes = boxed(text)
     if boxes:
         return _unstyled(boxes[-1] if len(boxes) == 1 else ", ".join(boxes))
@@ -47,12 +42,16 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
     return _unstyled(_unboxed(text))
 
 
+def _written(text: str) -> str:
+    return _LINES.sub("\n", _WHITESPACE.sub(" ", EMOJI.sub(" ", reply(text))))
+
+
 def _unboxed(text: str) -> str:
-    emphasised = [plain(one) for one in _BOLD.findall(text[-_LOOKED_AT:])]
+    emphasised = [plain(one) for one in _BOLD.findall(text[-_LOOKED_AT:])[-5:]]
     text = plain(text)
     said = [one for one in announced(text) if one.text]
     if said:
-        corrected = _CORRECTED.search(text, said[-1].start)
+        corrected = REVISED.search(text, said[-1].start)
         return (corrected and _read(text[corrected.end() :])) or _read(said[-1].text, first=True)
     return _read(_CHECKED.sub("", text), emphasised)
 
@@ -74,11 +73,9 @@ def says_words(text: str, reference: str) -> bool:
     words = re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", reference_expression(reference).strip()).rstrip(".")
     if not _AS_WORDS.fullmatch(words) or words.islower() and len(words) < 2:
         return False
-    text = _LINES.sub("\n", _WHITESPACE.sub(" ", reply(text)))
-    text = text[-_LOOKED_AT:]
-    if boxed(text):
-        return False
-    return says(answer_phrase(plain(text)) or plain(text), words)
+    text = _written(text)
+    said = plain(text)
+    return not boxed(text) and says(answer_phrase(said) or said[-_LOOKED_AT:], words)
 
 
 def reference_expression(reference: str) -> str:
@@ -118,8 +115,8 @@ _IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→
 # The left of an equation that is no answer itself: a calculation without unknowns, of words, with a unit, an integral.
 _OPERATORS = re.compile(r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d")
 _CALCULATED = re.compile(
-    rf"{_OPERATORS.pattern}|[A-Za-z]{{2,}} "
-    r"|^(?=.*[-+*/^!×÷√·\\])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|\$)(?![A-Za-z])|sqrt|pi|[^A-Za-z\\])*$"
+    rf"{_OPERATORS.pattern}|[A-Za-z]{{2}} | x \$?\d"
+    r"|^(?=.*[-+*/^!×÷√·²³\\])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|\$)(?![A-Za-z])|sqrt|pi|[^A-Za-z\\])*$"
     r"|^[\d.,]+\s?(?:[A-Za-z]{2,}|[°%])[²³]?\s*$|^[\d.,]+\s[a-zA-Z]\s*$"
 )
 

@@ -114,7 +114,7 @@ _WORD = "|".join([*_SMALL, *_SCALES])
 _JOINT = rf"(?:(?<=ty)[ -]|[ -](?={'|'.join(_SCALES)})|(?<=d) (?:and )?|(?<=illion) (?:and )?)"
 # "one" is often no number: "the one", "no one", "one of them".
 _SPELLED = re.compile(
-    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?((?:an? )?(?:{_WORD})(?:{_JOINT}(?:{_WORD}))*)"
+    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?((?:an? )?(?:{_WORD})(?:{_JOINT}(?:{_WORD})){{0,8}})"
     rf"(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)",
     re.IGNORECASE,
 )

@@ -6,6 +6,7 @@ minutes`` are one answer each. A reply that is cut off or says that it has no an
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -18,14 +19,16 @@ SPAN = re.compile(  # lengths are limited, so that delimiters without an end tak
     r"|(?<!\\)\$((?:\\.|[^$\n\\]){1,1000})\$(?!\d)"
     r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"
 )
+# Mathematics that may hold words and spaces.
+_WHOLE = re.compile(
+    rf"{SPAN.pattern}|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{{[^{{}}]*\}}"
+    r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\}"
+)
+_SIGN = "[\U000f0000-\U000ffffd]"
+"""Stands for one of them."""
+_VALUE = rf"[-$€£(\d]|{_SIGN}"
 EMOJI = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]\ufe0f?|(?<=\\s)[:;]-?[)D]")
 OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
-_ATOM = re.compile(
-    rf"{SPAN.pattern}|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{{[^{{}}]*\}}"
-    r"|\\begin\{\w+\}(?:(?!\\begin|\\end).){0,1000}\\end\{\w+\}", re.DOTALL)
-_FIRST_SIGN, _MOST_SIGNS = 0xE000, 6000
-_SIGN = "[\ue000-\uf8ff]"
-"""In the place of mathematics between delimiters."""
 
 # -- sentences ---------------------------------------------------------------------------------------------------------
 
@@ -34,122 +37,121 @@ _SENTENCE = re.compile(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bRs)(?<!\bapprox)(?<!\.\.)[.
 _ASIDE = re.compile(
     r"\W{0,4}(?:note|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|would you|sorry|have a"
     r"|(?:quick |sanity )?check|verif\w+|recall)\b|[*_]?\([A-Za-z]{2}|if\b.{1,200}\b(?:would|were|want|need)\b"
-    r"|(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$",
+    r"|.{1,200}\bwould be\b.{1,200}\bif\b|(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$",
     re.IGNORECASE,
 )
 _NO_ANSWER = re.compile(
-    r"(?:can(?:not|['’]t)|could(?: not|n['’]t)|unable to|not able to)\s(?:\w+\s){0,2}"
-    r"(?:determine|answer|tell|solve|solved|determined|find|see|decide|know|calculated?|computed?)\b"
-    r"|\b(?:do not|don['’]t)\s(?:\w+\s)?know\b|(?:\bnot|n['’]t)\s(?:have\s)?enough information|\bneed to know\b"
-    r"|\bstuck between\b|\bnot clear\b|\bno answer to\b|无法",
+    r"(?:can(?:not|['’]t)|could(?: not|n['’]t)|(?:un|not )able to|do(?: not|n['’]t))\s(?:\w+\s){0,2}"
+    r"(?:determine|answer|tell|solve|find|see|decide|know|calculate|compute)d?\b"
+    r"|(?:not|n['’]t)\s(?:have\s)?enough information|\bneed to know\b|\bstuck between\b|\bnot clear\b|\bno answer to\b",
     re.IGNORECASE,
 )
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|we|for|that|which|at)|[-+*/=×,])\s*$")
+REVISED = re.compile(
+    r"\b(?:oops|scratch that|correction|my mistake|on second thought|wait)\b|(?:\.\.\.|…)\s?(?:no|actually)\b"
+    r"|, but [a-z ]{0,20}\bactually\b",
+    re.IGNORECASE,
+)
+
+
+def _sentences(text: str) -> list[str]:
+    """The sentences of a text without asides; none where it is cut off or says that it has no answer."""
+    text = re.sub(rf" ?({OTHER_SCRIPT.pattern}) ?", r" \1 ", text)
+    text = re.sub(r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2", text)
+    text = re.sub(r"\s(?:или|и|oder|und|ou|et)\s", " or ", text)
+    every = [part.strip() for part in _SENTENCE.split(text) if re.search(rf"\w|{_SIGN}", part)]
+    told = [part for part in every if not _ASIDE.match(part)]
+    # Where a long text begins with it, it found the answer in the end.
+    refused = told and any(map(_NO_ANSWER.search, [told[-1], *every[: 1 if len(every) <= 4 else 0]]))
+    return [] if refused or _CUT_OFF.search(text) else told
+
+
+def stated(text: str, emphasised: Sequence[str] = (), *, first: bool = False) -> str:
+    """The answer that the last sentence with one states, in it one that is ``emphasised``; empty without one.
+
+    With ``first`` the text begins with its answer, and what follows explains it.
+    """
+    text = re.sub(_SIGN, "", text)
+    contents = [whole[whole.lastindex or 0] for whole in _WHOLE.finditer(text)]
+    signs = itertools.count(ord(_SIGN[1]))
+    told = _sentences(_WHOLE.sub(lambda _: chr(next(signs)), text))
+    found = next(filter(None, (_stated(one, emphasised, first) for one in (told if first else reversed(told)))), "")
+    found = re.sub(rf"(?<={_SIGN}),?\s(?:and|or)\s(?={_SIGN})", ", ", found)
+    found = re.sub(_SIGN, lambda sign: contents[ord(sign.group()) - ord(_SIGN[1])], found)
+    return re.sub(r"^([^,%]*)(?:,|\sor)\s[^,]*%$", r"\1", found)  # "3/8, or 37.5%"
+
+
+# -- clauses -----------------------------------------------------------------------------------------------------------
+
+_REMARK = re.compile(r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=))[^()]*\)|(?<=\d)\s\([\d\s.,+=*·×−-]+\)(?=[.\s]*$)")
+_RELATIVE = re.compile(r",\s(?:which|who|where)\b[^,]*,(?=\s[a-z]{2})")
+_ABOUT = re.compile(rf",\s(?:or\s|which is\s)?(?:approximately|about|roughly)\s(?=[\d$]|{_SIGN})")
+# "the number is 4: they are ...": an explanation behind the answer.
+_EXPLAINED = re.compile(rf"\b(?:is|are|was)\b[^:=]{{0,80}}?(?:\d|{_SIGN}|=[^:]{{0,80}})(?=:\s)")
+_CONSEQUENCE = re.compile(
+    r"\b(?:so|thus|hence|therefore|giving|gives|yields|makes|get|i\.e\.|that is|donc|entonces)\b[,:]?|[→⇒⟹∴]|=>|->"
+    rf"|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|to|us|makes|equals|means)\s(?:about\s)?(?={_VALUE})"
+)
+# What begins a clause that only explains, restricts or restates.
+_SUBORDINATE = re.compile(
+    r",?\s\(?(?:because|since|when|who|where|while|whereas|although|though|if|including|instead|rather|provided|valid"
+    r"|assuming|taking|which|car|porque|weil|attained|reached|compared|after (?:it|he|she|they|we))\b"
+    r"|,\s(?:as|also (?:written|known)|or (?:as|about|exactly))\b|,?\s(?:验证|因为)"
+    r"|,\s(?=[\d.]+\s\w+\s(?:after|before|more|less|fewer)\b)"
+)
+_GIVEN = re.compile(r"^\s*(?:as|since|because|if|when|for|given|with)\s[^,]*,\s", re.IGNORECASE)
 _VERDICT = re.compile(
     r"\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|does(?:n['’]t| not) exist"
     r"|diverges|divergent|all real numbers|empty set)\b(?!\s(?:other|except|besides|unless|if|when))",
     re.IGNORECASE,
 )
 """Answers in words."""
-_REMARK = re.compile(r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=))[^()]*\)|(?<=\d)\s\([\d\s.,+=*·×−-]+\)(?=[.\s]*$)")
-_RELATIVE = re.compile(r",\s(?:which|who|where)\b[^,]*,(?=\s[a-z]{2})")
-_CONSEQUENCE = re.compile(
-    r"\b(?:so|thus|hence|therefore|giving|gives|yields|makes|get|i\.e\.|that is|donc|entonces)\b[,:]?|[→⇒⟹∴]|=>|->"
-    rf"|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|to|us|makes|equals|means)\s(?:about\s)?(?=[-$€£(\d]|{_SIGN})"
-)
-# What begins a clause that only explains, restricts or restates.
-_SUBORDINATE = re.compile(
-    r",?\s\(?(?:because|since|when|where|while|whereas|although|though|if|including|instead|rather|provided|valid"
-    r"|assuming|taking|which|car|porque|weil|attained|reached|compared|after (?:it|he|she|they|we))\b"
-    r"|,\s(?:as|also (?:written|known)|or (?:as|about|exactly))\b|,?\s(?:验证|因为)|,\s(?=[\d.]+\s\w+\s(?:after|before|more|less|fewer)\b)"
-)
-_GIVEN = re.compile(r"\s*(?:as|since|because|if|when|for|given|with)\s[^,]*,\s", re.IGNORECASE)
-_ABOUT = re.compile(rf",\s(?:or\s|which is\s)?(?:approximately|about|roughly)\s(?=[\d$]|{_SIGN})")
-# "the number is 4: they are ...": an explanation behind the answer.
-_EXPLAINED = re.compile(rf"\b(?:is|are|was)\b[^:=]*?(?:\d|{_SIGN}|=[^:]*):\s")
 # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
 _NO_VERB = r"\s(?!(?:total|all|is|are|was|were|we|he|she|they|it|and|equals|gives|sold|for)\b)[A-Za-z]+"
 _OF = re.compile(
     rf"(?:{_NO_VERB}){{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|to give)(?:{_NO_VERB}){{0,4}}\s"
 )
-_DENIED = re.compile(r"(?:\bnot|n['’]t|不是|不为)\s(?:[a-z]+\s)?$")
+_DENIED = re.compile(r"(?:not|n['’]t|不是|不为)\s(?:[a-z]+\s)?$")
+_WRONG = re.compile(r"\s(?:is|are|was)(?:n['’]t|\s(?:not|wrong|incorrect|too)\b)")
 _SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my)\s")
 _BINARY = "=/×*·÷^"
 
 
-def stated(text: str, emphasised: Sequence[str] = (), *, first: bool = False) -> str:
-    """The answer that the last sentence with one states, in it one that is ``emphasised``; empty without one.
-
-    With ``first`` it is at the beginning of the text, and what follows explains it.
-    """
-    contents: list[str] = []
-
-    def hide(span: re.Match[str]) -> str:
-        contents.append(next((group for group in span.groups() if group is not None), span.group()))
-        return chr(_FIRST_SIGN + len(contents) - 1) if len(contents) <= _MOST_SIGNS else " "
-
-    hidden = _ATOM.sub(hide, re.sub(_SIGN, "", text))
-    sentences, told = _sentences(hidden)
-    if not told or _CUT_OFF.search(text) or _NO_ANSWER.search(told[-1]):
-        return ""
-    if len(sentences) <= 4 and _NO_ANSWER.search(sentences[0]):
-        return ""
-    if first:
-        found = next(filter(None, (_main(clause, first=True) for part in told for clause in _clauses(part))), "")
-    else:
-        found = next(filter(None, (_stated(sentence, emphasised) for sentence in reversed(told))), "")
-    found = re.sub(rf"(?<={_SIGN}),?\s(?:and|or)\s(?={_SIGN})", ", ", found)
-    return re.sub(_SIGN, lambda sign: contents[ord(sign.group()) - _FIRST_SIGN], found)
-
-
-def _sentences(text: str) -> tuple[list[str], list[str]]:
-    """The sentences of a text, and those of them that are no asides."""
-    spaced = OTHER_SCRIPT.sub(r" \g<0> ", EMOJI.sub(" ", text))
-    spaced = re.sub(r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2", spaced)
-    spaced = re.sub(r"\s(?:или|и|oder|und|ou|et)\s", " or ", spaced)
-    sentences = [part.strip() for part in _SENTENCE.split(spaced)]
-    sentences = [part for part in sentences if re.search(rf"\w|{_SIGN}", part)]
-    return sentences, [part for part in sentences if not _ASIDE.match(part)]
-
-
-def _stated(sentence: str, emphasised: Sequence[str]) -> str:
+def _stated(sentence: str, emphasised: Sequence[str], first: bool) -> str:
     for one in emphasised:
         at = re.search(rf"(?<!\w){re.escape(one)}(?!\w)", sentence)
-        if at and (found := _main(sentence[at.start() :], len(one))):
+        if at and (found := _main(sentence[at.start() :], emphasis=len(one))):
             return found
-    for piece in reversed(_CONSEQUENCE.split(_cleared(sentence))):
+    sentence = _ABOUT.sub(" ≈ ", _RELATIVE.sub("", _REMARK.sub("", sentence)))
+    sentence = sentence if re.search(rf"\d|{_SIGN}", sentence) else in_digits(sentence)
+    sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
+    if "ratio" in sentence:
+        sentence = re.sub(r"(\d) to (\d)", r"\1:\2", sentence)
+    explained = _EXPLAINED.search(sentence)
+    pieces = _CONSEQUENCE.split(sentence[: explained.end()] if explained else sentence)
+    for piece in pieces if first else reversed(pieces):
         verdict = _VERDICT.search(piece)
         if verdict and not re.search(rf"\d|{_SIGN}", piece[verdict.end() :]):
             return verdict.group()
         for clause in _SUBORDINATE.split(piece):
-            given = _GIVEN.match(clause)
-            if found := (_main(clause[given.end() :]) if given else "") or _main(clause):
+            found = _main(_GIVEN.sub("", clause), first) or _main(clause, first)
+            if found is not None:
                 return found
     return ""
 
 
-def _clauses(sentence: str) -> list[str]:
-    return _SUBORDINATE.split(_cleared(sentence))
+def _main(clause: str, first: bool = False, emphasis: int | None = None) -> str | None:
+    """The last quantity of a clause that is not one of where, when or of what; the first where it is the subject.
 
-
-def _cleared(sentence: str) -> str:
-    sentence = _ABOUT.sub(" ≈ ", _RELATIVE.sub("", _REMARK.sub("", sentence)))
-    sentence = sentence if re.search(rf"\d|{_SIGN}", sentence) else in_digits(sentence)
-    sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
-    if explained := _EXPLAINED.search(sentence):
-        sentence = sentence[: explained.end() - 2]
-    if "ratio" in sentence:
-        sentence = re.sub(r"(\d) to (\d)", r"\1:\2", sentence)
-    return sentence
-
-
-def _main(clause: str, before: int | None = None, first: bool = False) -> str:
-    """The last quantity of a clause that is not one of where, when or of what; the first where it is the subject."""
-    found = [one for one in _quantities(clause) if before is None or one[0] < before]
-    found = [one for one in found if not _DENIED.search(clause[max(0, one[0] - 30) : one[0]])]
+    Empty where all are denied, ``None`` where there is none.
+    """
+    found = [one for one in _quantities(clause) if emphasis is None or one[0] < emphasis]
+    if not found:
+        return None
+    found = [(a, b) for a, b in found if not _DENIED.search(clause[max(0, a - 30) : a]) and not _WRONG.match(clause, b)]
     if not found:
         return ""
-    if first or not clause[: found[0][0]].strip() and _SUBJECT.match(clause, found[0][1]):
+    if first or (not clause[: found[0][0]].strip() and _SUBJECT.match(clause, found[0][1])):
         del found[1:]
     while len(found) > 1:
         (_, end), (start, stop) = found[-2:]
@@ -157,48 +159,9 @@ def _main(clause: str, before: int | None = None, first: bool = False) -> str:
         if clause[start] in _BINARY or len(following) > 2 or not _OF.fullmatch(clause[end:start]):
             break
         found.pop()
-    start, end = found[-1]
     # A letter behind a number, set apart, is a unit and no variable.
-    quantity = re.sub(r"(?<=\d)\s([A-Za-z])$", r"\\text{ \1}", clause[start:end].lstrip(" )]}≈"))
+    quantity = re.sub(r"(?<=\d)\s([A-Za-z])$", r"\\text{ \1}", clause[slice(*found[-1])].lstrip(" )]}≈"))
     return quantity.rpartition("=")[2].lstrip(_BINARY + " ") if quantity[0] in _BINARY else quantity
-
-
-# -- words -------------------------------------------------------------------------------------------------------------
-
-_OPENING = r"\W*(?:(?:so|thus|hence|therefore|well|oh|it['’]?s|that['’]?s|that['’]d be)\b,?\s)*(?:the\s|an?\s)?"
-_VERB = (
-    r"(?:\b(?:is|are|was|were|be|by|has|have|means|equals|called|named|on|until|to|so|:|=)|['’](?:s|re)|:|=)[,\s]\s?"
-    r"(?:(?:the|an?|always|indeed|thus|therefore|exactly)\s)?"
-)
-_AFTER = r"(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about)\s)"
-_UNSURE = re.compile(
-    r"(?:\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|either|neither|unless|wrong)|n['’]t)\b", re.IGNORECASE
-)
-_REVISED = re.compile(r"\b(?:but|however|wait|actually)\b|^\W*or\b", re.IGNORECASE)
-_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
-
-
-def says(text: str, words: str) -> bool:
-    """Whether the last sentence concludes with these words, or the first opens with them as an answer ("No. 7 is ...").
-
-    Where they are only mentioned, denied or one of two, it does not.
-    """
-    told = _sentences(SPAN.sub(" x ", text))[1]
-    if not told:
-        return False
-    phrase = r"\s".join(map(re.escape, words.split()))
-    ending = re.compile(rf"(?:^{_OPENING}|{_VERB}){phrase}{_AFTER}", re.IGNORECASE)
-    said = [(told[-1], match) for match in ending.finditer(told[-1])][-1:]
-    opens = re.match(rf"{_OPENING}{phrase}\s*(?:[,.:;!—-]|$)", told[0], re.IGNORECASE)
-    if opens and (len(told) == 1 or words.casefold() in _OPPOSITES or opens.end() == len(told[0])):
-        said.append((told[0], opens))
-    other = _OPPOSITES.get(words.casefold(), "")
-    if other and re.search(rf"(?:^\W*|{_VERB}){other}\s*(?:[.,;!]|$)", "\n".join(told), re.IGNORECASE | re.MULTILINE):
-        return False
-    return any(
-        not _UNSURE.search(re.split(r"[,;:]\s", sentence[: match.start()])[-1]) and not _REVISED.search(sentence[match.end() :])
-        for sentence, match in said
-    )
 
 
 # -- quantities --------------------------------------------------------------------------------------------------------
@@ -208,7 +171,6 @@ _FUNCTIONS = re.compile(
     r"(?![A-Za-z])"
 )
 _NUMERAL = re.compile(r"[-+−±~≈$€£¥₹(\[{]*(?:\.?\d|[½¼¾])")
-_ADJECTIVE = re.compile(r"\d+-[A-Za-z]{2,}")
 _OPERATOR = "=+*/^<>≤≥≠≈∩∪∈×·÷−-±"
 _OPERAND = re.compile(rf"[\d½¼¾∞∅ℝπ]|{_SIGN}|[A-Za-z)\]₀-₉]\s?[=+*/^<>≤≥≠≈∩∪×·÷−²³]")
 _NEXT_WORD = re.compile(r"\s?(/|°?[^\W\d_]+|[€$£%])")
@@ -234,53 +196,84 @@ def _quantities(text: str) -> Iterator[tuple[int, int]]:
 def _runs(text: str) -> list[tuple[int, int]]:
     """Where tokens of mathematics follow each other, or are joined by one "and" or "or"."""
     tokens = list(re.finditer(r"\S+", text))
-    words = [token.group() for token in tokens] + ["", ""]
+    words = ["", *(token.group() for token in tokens), "", ""]
     runs: list[tuple[int, int]] = []
     joined = False
-    for i, token in enumerate(tokens):
-        if _is_mathematics(words[i], words[i - 1] if i else "", words[i + 1]):
-            if joined:
-                runs[-1] = (runs[-1][0], token.end())
-            else:
-                runs.append(token.span())
-            joined = words[i] == ":" or words[i][-1] not in ".;!?:"
+    for token, before, word, after, further in zip(tokens, words, words[1:], words[2:], words[3:], strict=False):
+        if _is_mathematics(word, before, after):
+            runs[len(runs) - joined :] = [(runs[-1][0] if joined else token.start(), token.end())]
+            joined = word == ":" or word[-1] not in ".;!?:"
         else:
-            joined = joined and words[i] in ("and", "or", "remainder") and _is_mathematics(words[i + 1], "", words[i + 2])
+            joined = joined and word in ("and", "or", "remainder") and _is_mathematics(after, "", further)
     return runs
 
 
 def _is_mathematics(token: str, before: str, after: str) -> bool:
     bare = token.rstrip(".,;:!?")
-    if not bare or _ADJECTIVE.match(bare):
+    if not bare or re.match(r"\d+-[A-Za-z]{2,}", bare):  # "a 3-digit number"
         return token == ":"
     if _NUMERAL.match(bare) or token == "Rs.":
         return True
     rest = _FUNCTIONS.sub("", bare)
-    if re.search(r"[^\W\d_](?:\.[^\W\d_]|['’])", rest):
+    if re.search(r"[^\W\d_](?:\.[^\W\d_]|['’])|[^\W\d_A-Za-z\u0370-\u03ffℝ²³¹⁰-₉½¼¾]", rest):
         return False
-    if re.search(r"[^\W\d_]{2,}", rest):
+    if re.search(r"[^\W\d_]{2,}", rest):  # "mc^2" and "AB=5", but no word
         return re.search(r"[=^²³+*]", rest) is not None and re.search(r"[^\W\d_]{4,}", rest) is None
     if re.fullmatch(r"[A-Za-z]", bare):  # an article, a name or a variable
-        return bool(before) and before[-1] in _OPERATOR + "(," or bool(after) and after[0] in _OPERATOR
-    if re.search(r"[^\W\d_A-Za-z\u0370-\u03ffℝ²³¹⁰-₉½¼¾]", rest):
-        return False
+        times = bare == "x" and before[-1:].isdigit() and _NUMERAL.match(after)
+        return bool(times or (before and before[-1] in _OPERATOR + "(,") or (after and after[0] in _OPERATOR))
     return re.search(rf"[\w√∫∞∅({{\\[]|{_SIGN}", bare) is not None or (bare in _OPERATOR + ":|" and before != "")
 
 
 def _with_unit(text: str, start: int, end: int) -> tuple[int, int] | None:
     """A run without the punctuation behind it, with the unit behind it; ``None`` where it holds no quantity."""
     run = text[start:end].rstrip(" .,;:?-|([{")
-    if not re.search(r"=\s*\d+!$", run):
-        run = run.rstrip("!")
+    run = run if re.search(r"=\s*\d+!$", run) else run.rstrip("!")
     if not _OPERAND.search(run):
         return None
     at = end = start + len(run)
     for word in _NEXT_WORD.finditer(text, end, end + 60):
-        if word.start() != at or not (is_unit_word(word[1]) or word[1].casefold() in _UNIT_WORDS):
+        preposition = word[1] == "in" and text[word.end() :].strip(" .")
+        if word.start() != at or preposition or not (is_unit_word(word[1]) or word[1].casefold() in _UNIT_WORDS):
             break
-        if word[1] == "in" and text[word.end() :].strip(" ."):
-            break  # the preposition
         at = word.end(1)
-        if word[1] not in ("per", "/"):
-            end = at
+        end = end if word[1] in ("per", "/") else at
     return start, end
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+_OPENING = r"\W*(?:(?:so|thus|hence|therefore|well|oh|it['’]?s|that['’]?s|that['’]d be)\b,?\s)*(?:the\s|an?\s)?"
+_VERB = (
+    r"(?:\b(?:is|are|was|were|be|by|has|have|means|equals|called|named|on|until|to|so)|['’](?:s|re)|:|=)[,\s]\s?"
+    r"(?:(?:the|an?|always|indeed|thus|therefore|exactly)\s)?"
+)
+_UNSURE = re.compile(
+    r"(?:\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|either|neither|unless|wrong)|n['’]t)\b", re.IGNORECASE
+)
+_TAKEN_BACK = re.compile(rf"\b(?:but|however)\b|^\W*or\b|{REVISED.pattern}", re.IGNORECASE)
+_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+
+
+def says(text: str, words: str) -> bool:
+    """Whether the last sentence concludes with these words, or the first opens with them as an answer ("No. 7 is ...").
+
+    Where they are only mentioned, denied or one of two, it does not.
+    """
+    told = _sentences(SPAN.sub(" x ", text))
+    if not told:
+        return False
+    phrase = r"\s".join(map(re.escape, words.split()))
+    ending = rf"(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about)\s)"
+    said = [(told[-1], match) for match in re.finditer(ending, told[-1], re.IGNORECASE)][-1:]
+    opens = re.match(rf"{_OPENING}{phrase}\s*(?:[,.:;!—-]|$)", told[0], re.IGNORECASE)
+    opposite = _OPPOSITES.get(words.casefold())
+    if opens and (len(told) == 1 or opposite or opens.end() == len(told[0])) and not any(map(REVISED.search, told[1:])):
+        said.append((told[0], opens))
+    if opposite and re.search(rf"(?:^\W*|{_VERB}){opposite}\s*(?:[.,;!]|$)", "\n".join(told), re.IGNORECASE | re.MULTILINE):
+        return False
+    return any(
+        not _UNSURE.search(re.split(r"[,;:]\s", sentence[: match.start()])[-1])
+        and not _TAKEN_BACK.search(sentence[match.end() :])
+        for sentence, match in said
+    )
