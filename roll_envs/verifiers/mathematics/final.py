@@ -3,7 +3,6 @@ r"""The final answer of a mathematical text: boxed, announced, or the last mathe
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from roll_envs.verifiers.extract import announced, answer_phrase, boxed, plain, reply
 from roll_envs.verifiers.mathematics.prose import EMOJI, OTHER_SCRIPT, REVISED, SPAN, says, stated
@@ -11,18 +10,12 @@ from roll_envs.verifiers.mathematics.structure import Unreadable, split
 
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
 _PROSE = re.compile(rf"(?<![\\A-Za-z{{])[A-Za-z]{{2,}}(?![A-Za-z}}])|\bi\.e|{OTHER_SCRIPT.pattern}")
-# What verifies or explains an answer holds other numbers: "x = 4. Check: 3 * 4 = 12".
-_CHECKED = re.compile(
-    r"(?<=[\w.)}$*!])\s*\n\W{0,4}(?:Check|Verification|Verify|Checking|Sanity check|Explanation|Reason(?:ing)?"
-    r"|Justification|Confidence)\b\W{0,3}[: ].*|(?<=\d\.) (?:Explanation|Check|Verification):.*", re.DOTALL
-)
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|square|qed)\b\$?")
 _STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)"
 _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
 _LABEL = re.compile(_STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])")
 _LABEL_ALONE = re.compile(rf"\$?(?:{_STYLE}\s*\{{)?\s*\(?[A-J]\)?\s*\}}?\$?")
 _SENTENCES = re.compile(r"[.?!]\s|\n|[A-Za-z]:\s")
-_BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000
 """Characters at the end that are searched for mathematics when no phrase announces the answer."""
@@ -47,21 +40,20 @@ def _written(text: str) -> str:
 
 
 def _unboxed(text: str) -> str:
-    emphasised = [plain(one) for one in _BOLD.findall(text[-_LOOKED_AT:])[-5:]]
     text = plain(text)
     said = [one for one in announced(text) if one.text]
     if said:
         corrected = REVISED.search(text, said[-1].start)
         return (corrected and _read(text[corrected.end() :])) or _read(said[-1].text, first=True)
-    return _read(_CHECKED.sub("", text), emphasised)
+    return _read(text)
 
 
-def _read(text: str, emphasised: Sequence[str] = (), *, first: bool = False) -> str:
+def _read(text: str, *, first: bool = False) -> str:
     """The answer in a text: the whole where it is mathematics, else what its prose states."""
     text = _END_OF_PROOF.sub("", text).strip()
-    if not _words(text) and not _SENTENCES.search(text):
+    if "$" not in text and not _words(text) and not _SENTENCES.search(text):
         return _side(text)
-    found = stated(text[-_LOOKED_AT:], emphasised, first=first)
+    found = stated(text[-_LOOKED_AT:], first=first)
     return _side(found) if found else "" if re.search(r"\d", text) else text.rpartition("\n")[2]
 
 
@@ -113,9 +105,8 @@ _JOINED = re.compile(r",|;|\b(?:and|or)\b|\\text\s*\{[^{}]*\}")
 _NAMED_VALUE = re.compile(r"[\s$]*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*=")
 _IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒∴]|=>")
 # The left of an equation that is no answer itself: a calculation without unknowns, of words, with a unit, an integral.
-_OPERATORS = re.compile(r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d")
 _CALCULATED = re.compile(
-    rf"{_OPERATORS.pattern}|[A-Za-z]{{2}} | x \$?\d"
+    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|[A-Za-z]{2} | x \$?\d"
     r"|^(?=.*[-+*/^!×÷√·²³\\])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|\$)(?![A-Za-z])|sqrt|pi|[^A-Za-z\\])*$"
     r"|^[\d.,]+\s?(?:[A-Za-z]{2,}|[°%])[²³]?\s*$|^[\d.,]+\s[a-zA-Z]\s*$"
 )
@@ -123,17 +114,13 @@ _CALCULATED = re.compile(
 
 def _side(text: str) -> str:
     """The last side of a chain of equal ones; an equation of two where its left is a name or holds unknowns."""
-    span = SPAN.fullmatch(text.rstrip(" ."))
-    inner = _IMPLIED.split(_content(span) if span else text)[-1].strip()
+    text = _IMPLIED.split(text)[-1].strip()
     # "x = 3, y = -1": each is an answer of its own.
-    if sum(_NAMED_VALUE.match(piece) is not None for piece in _JOINED.split(inner)) > 1:
-        return inner
-    sides = _parts(inner, "=")
-    if span and len(sides) == 2 and not _OPERATORS.search(sides[0]):
-        return inner
-    if len(sides) < 2 or not all(sides) or (len(sides) == 2 and not _CALCULATED.search(sides[0])):
-        return inner
-    return sides[-1]
+    if sum(_NAMED_VALUE.match(piece) is not None for piece in _JOINED.split(text)) > 1:
+        return text
+    sides = _parts(text, "=")
+    calculated = len(sides) > 2 or _CALCULATED.search(sides[0])
+    return sides[-1] if len(sides) > 1 and all(sides) and calculated else text
 
 
 def _parts(text: str, separators: str) -> list[str]:
@@ -141,7 +128,3 @@ def _parts(text: str, separators: str) -> list[str]:
         return split(text, separators)
     except Unreadable:
         return [text]
-
-
-def _content(span: re.Match[str]) -> str:
-    return next(group for group in span.groups() if group is not None)

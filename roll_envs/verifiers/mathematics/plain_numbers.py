@@ -10,8 +10,6 @@ _UNDER_TWENTY = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen".split()
 )
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth".split()
 _SIGN = r"([+-]?)\s*"
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d*)?", re.ASCII)
 # At most 400 digits, far below the 4300 that int() takes.
@@ -107,33 +105,24 @@ def _signed(sign: str, value: Fraction) -> Fraction:
     return -value if sign == "-" else value
 
 
-_SMALL = {word: n for n, word in enumerate(_UNDER_TWENTY)} | {word: 20 + 10 * n for n, word in enumerate(_TENS)}
-_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
-_PARTS = {"half": 2, "halves": 2, "quarter": 4} | {word: n for n, word in enumerate(_ORDINALS, 3)}
-_WORD = "|".join([*_SMALL, *_SCALES])
-_JOINT = rf"(?:(?<=ty)[ -]|[ -](?={'|'.join(_SCALES)})|(?<=d) (?:and )?|(?<=illion) (?:and )?)"
-# "one" is often no number: "the one", "no one", "one of them".
-_SPELLED = re.compile(
-    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?((?:an? )?(?:{_WORD})(?:{_JOINT}(?:{_WORD})){{0,8}})"
-    rf"(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)",
+_NAMES = {name: n for n, name in enumerate(_UNDER_TWENTY)}
+for _n, _tens in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2):
+    _NAMES[_tens] = 10 * _n
+    _NAMES |= {f"{_tens}{joint}{one}": 10 * _n + n for n, one in enumerate(_UNDER_TWENTY[:10]) for joint in " -"}
+_PARTS = {"half": 2, "quarter": 4, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+_SPELLED = re.compile(  # "one" is often no number
+    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?(?:({'|'.join(sorted(_NAMES, reverse=True))})"
+    rf"(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)|an?(?= (?:dozen|hundred|thousand|.illion)\b))",
     re.IGNORECASE,
 )
 
 
 def in_digits(text: str) -> str:
-    """A text with its spelled numbers in digits: ``in_digits("Twenty-one eggs")`` is ``"21 eggs"``."""
+    """A text with its spelled numbers below a hundred in digits: ``in_digits("Twenty-one")`` is ``"21"``."""
     return _SPELLED.sub(_digits, text)
 
 
 def _digits(spelled: re.Match[str]) -> str:
-    sign, number, part = spelled.groups()
-    total = group = 0
-    for word in re.findall(r"[a-z]+", number.casefold()):
-        if word == "hundred":
-            group = max(group, 1) * 100
-        elif word in _SCALES:
-            total, group = total + max(group, 1) * _SCALES[word], 0
-        else:
-            group += _SMALL.get(word, 0)
+    sign, name, part = spelled.groups()
     below = f"/{_PARTS[part.casefold()]}" if part else ""
-    return f"{'-' if sign else ''}{total + group}{below}"
+    return f"{'-' if sign else ''}{_NAMES[name.casefold()] if name else 1}{below}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from roll_envs.verifiers.mathematics.plain_numbers import in_digits
 from roll_envs.verifiers.mathematics.units import compound, is_unit_word
@@ -40,6 +40,8 @@ _ASIDE = re.compile(
     r"|.{1,200}\bwould be\b.{1,200}\bif\b|(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$",
     re.IGNORECASE,
 )
+# What follows verifies or explains the answer with other numbers.
+_APPENDED = re.compile(r"\W{0,4}(?:explanation|reason(?:ing)?|justification|confidence|\w*\s?check\w*|verif\w+)\W{0,3}:", re.I)
 _NO_ANSWER = re.compile(
     r"(?:can(?:not|['’]t)|could(?: not|n['’]t)|(?:un|not )able to|do(?: not|n['’]t))\s(?:\w+\s){0,2}"
     r"(?:determine|answer|tell|solve|find|see|decide|know|calculate|compute)d?\b"
@@ -60,14 +62,15 @@ def _sentences(text: str) -> list[str]:
     text = re.sub(r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2", text)
     text = re.sub(r"\s(?:или|и|oder|und|ou|et)\s", " or ", text)
     every = [part.strip() for part in _SENTENCE.split(text) if re.search(rf"\w|{_SIGN}", part)]
-    told = [part for part in every if not _ASIDE.match(part)]
+    appended = next((i for i, part in enumerate(every) if i and _APPENDED.match(part)), len(every))
+    told = [part for part in every[:appended] if not _ASIDE.match(part)]
     # Where a long text begins with it, it found the answer in the end.
     refused = told and any(map(_NO_ANSWER.search, [told[-1], *every[: 1 if len(every) <= 4 else 0]]))
     return [] if refused or _CUT_OFF.search(text) else told
 
 
-def stated(text: str, emphasised: Sequence[str] = (), *, first: bool = False) -> str:
-    """The answer that the last sentence with one states, in it one that is ``emphasised``; empty without one.
+def stated(text: str, *, first: bool = False) -> str:
+    """The answer that the last sentence with one states; empty without one.
 
     With ``first`` the text begins with its answer, and what follows explains it.
     """
@@ -75,7 +78,7 @@ def stated(text: str, emphasised: Sequence[str] = (), *, first: bool = False) ->
     contents = [whole[whole.lastindex or 0] for whole in _WHOLE.finditer(text)]
     signs = itertools.count(ord(_SIGN[1]))
     told = _sentences(_WHOLE.sub(lambda _: chr(next(signs)), text))
-    found = next(filter(None, (_stated(one, emphasised, first) for one in (told if first else reversed(told)))), "")
+    found = next(filter(None, (_stated(one, first) for one in (told if first else reversed(told)))), "")
     found = re.sub(rf"(?<={_SIGN}),?\s(?:and|or)\s(?={_SIGN})", ", ", found)
     found = re.sub(_SIGN, lambda sign: contents[ord(sign.group()) - ord(_SIGN[1])], found)
     return re.sub(r"^([^,%]*)(?:,|\sor)\s[^,]*%$", r"\1", found)  # "3/8, or 37.5%"
@@ -84,7 +87,6 @@ def stated(text: str, emphasised: Sequence[str] = (), *, first: bool = False) ->
 # -- clauses -----------------------------------------------------------------------------------------------------------
 
 _REMARK = re.compile(r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=))[^()]*\)|(?<=\d)\s\([\d\s.,+=*·×−-]+\)(?=[.\s]*$)")
-_RELATIVE = re.compile(r",\s(?:which|who|where)\b[^,]*,(?=\s[a-z]{2})")
 _ABOUT = re.compile(rf",\s(?:or\s|which is\s)?(?:approximately|about|roughly)\s(?=[\d$]|{_SIGN})")
 # "the number is 4: they are ...": an explanation behind the answer.
 _EXPLAINED = re.compile(rf"\b(?:is|are|was)\b[^:=]{{0,80}}?(?:\d|{_SIGN}|=[^:]{{0,80}})(?=:\s)")
@@ -117,12 +119,8 @@ _SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my)\s")
 _BINARY = "=/×*·÷^"
 
 
-def _stated(sentence: str, emphasised: Sequence[str], first: bool) -> str:
-    for one in emphasised:
-        at = re.search(rf"(?<!\w){re.escape(one)}(?!\w)", sentence)
-        if at and (found := _main(sentence[at.start() :], emphasis=len(one))):
-            return found
-    sentence = _ABOUT.sub(" ≈ ", _RELATIVE.sub("", _REMARK.sub("", sentence)))
+def _stated(sentence: str, first: bool) -> str:
+    sentence = _ABOUT.sub(" ≈ ", _REMARK.sub("", sentence))
     sentence = sentence if re.search(rf"\d|{_SIGN}", sentence) else in_digits(sentence)
     sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
     if "ratio" in sentence:
@@ -140,17 +138,15 @@ def _stated(sentence: str, emphasised: Sequence[str], first: bool) -> str:
     return ""
 
 
-def _main(clause: str, first: bool = False, emphasis: int | None = None) -> str | None:
+def _main(clause: str, first: bool) -> str | None:
     """The last quantity of a clause that is not one of where, when or of what; the first where it is the subject.
 
     Empty where all are denied, ``None`` where there is none.
     """
-    found = [one for one in _quantities(clause) if emphasis is None or one[0] < emphasis]
+    every = list(_quantities(clause))
+    found = [(a, b) for a, b in every if not _DENIED.search(clause[max(0, a - 30) : a]) and not _WRONG.match(clause, b)]
     if not found:
-        return None
-    found = [(a, b) for a, b in found if not _DENIED.search(clause[max(0, a - 30) : a]) and not _WRONG.match(clause, b)]
-    if not found:
-        return ""
+        return "" if every else None
     if first or (not clause[: found[0][0]].strip() and _SUBJECT.match(clause, found[0][1])):
         del found[1:]
     while len(found) > 1:
@@ -160,7 +156,7 @@ def _main(clause: str, first: bool = False, emphasis: int | None = None) -> str 
             break
         found.pop()
     # A letter behind a number, set apart, is a unit and no variable.
-    quantity = re.sub(r"(?<=\d)\s([A-Za-z])$", r"\\text{ \1}", clause[slice(*found[-1])].lstrip(" )]}≈"))
+    quantity = re.sub(r"(?<=\d)\s([A-Za-z])$", r"\\text{ \1}", clause[slice(*found[-1])].lstrip(" )]}≈").removeprefix("| "))
     return quantity.rpartition("=")[2].lstrip(_BINARY + " ") if quantity[0] in _BINARY else quantity
 
 

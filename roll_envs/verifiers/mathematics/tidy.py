@@ -110,7 +110,7 @@ def tidy(text: str) -> str:
     # A full stop at the end closes the sentence; one at the beginning belongs to a number (.5).
     text = text.rstrip(_EDGE + ".").lstrip(_EDGE)
     number = in_digits(text)
-    text = number if re.fullmatch(r"-?\d+(?:/\d+)?", number) else text
+    text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?: (?:hundred|thousand|[mb]illion))?", number) else text
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
 
 
