@@ -6,7 +6,6 @@ import re
 
 from roll_envs.verifiers.extract import announced, answer_phrase, boxed, plain, reply
 from roll_envs.verifiers.mathematics.prose import EMOJI, OTHER_SCRIPT, REVISED, SPAN, says, stated
-from roll_envs.verifiers.mathematics.structure import Unreadable, split
 
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
 _PROSE = re.compile(rf"(?<![\\A-Za-z{{])[A-Za-z]{{2,}}(?![A-Za-z}}])|\bi\.e|{OTHER_SCRIPT.pattern}")
@@ -85,7 +84,12 @@ def is_sentence(reference: str) -> bool:
 
 
 def for_reference(found: str, reference: str) -> str:
-    r"""``found`` without the letter of its choice (``\textbf{(C)} 72``); that letter, where the reference is one."""
+    r"""``found`` without the letter of its choice (``\textbf{(C)} 72``); that letter, where the reference is one.
+
+    Of a value and its decimals the decimals, where the reference has some.
+    """
+    if re.search(r"\d\.\d", reference):
+        found = re.split(r"≈|\\approx(?![a-z])", found)[-1]
     label = _LABEL.match(found)
     if label is None:
         return found
@@ -101,6 +105,7 @@ def _words(text: str) -> list[str]:
     return [w for w in _PROSE.findall(SPAN.sub(" ", text)) if w.lower() not in ("or", "and", "sqrt", "pi")]
 
 
+_EQUALS = re.compile(r"=(?![^{}]{0,200}\})")
 _JOINED = re.compile(r",|;|\b(?:and|or)\b|\\text\s*\{[^{}]*\}")
 _NAMED_VALUE = re.compile(r"[\s$]*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*=")
 _IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒∴]|=>")
@@ -118,13 +123,6 @@ def _side(text: str) -> str:
     # "x = 3, y = -1": each is an answer of its own.
     if sum(_NAMED_VALUE.match(piece) is not None for piece in _JOINED.split(text)) > 1:
         return text
-    sides = _parts(text, "=")
+    sides = _EQUALS.split(text)
     calculated = len(sides) > 2 or _CALCULATED.search(sides[0])
     return sides[-1] if len(sides) > 1 and all(sides) and calculated else text
-
-
-def _parts(text: str, separators: str) -> list[str]:
-    try:
-        return split(text, separators)
-    except Unreadable:
-        return [text]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
 
 from roll_envs.verifiers.mathematics.plain_numbers import in_digits
 from roll_envs.verifiers.mathematics.units import compound, is_unit_word
@@ -143,7 +142,7 @@ def _main(clause: str, first: bool) -> str | None:
 
     Empty where all are denied, ``None`` where there is none.
     """
-    every = list(_quantities(clause))
+    every = _quantities(clause)
     found = [(a, b) for a, b in every if not _DENIED.search(clause[max(0, a - 30) : a]) and not _WRONG.match(clause, b)]
     if not found:
         return "" if every else None
@@ -173,20 +172,16 @@ _NEXT_WORD = re.compile(r"\s?(/|°?[^\W\d_]+|[€$£%])")
 _UNIT_WORDS = frozenset("am pm percent hundred thousand million billion trillion dozen per /".split())
 
 
-def _quantities(text: str) -> Iterator[tuple[int, int]]:
+def _quantities(text: str) -> list[tuple[int, int]]:
     """Where mathematics begins and ends, each with the unit behind it."""
-    last: tuple[int, int] | None = None
-    for start, end in _runs(text):
-        one = _with_unit(text, start, end)
-        if one is None:
-            continue
-        if last is not None and compound(re.sub(r"(?<=\d)(?=[a-z])", " ", text[last[0] : one[1]])):
-            one = (last[0], one[1])  # "2 hours and 40 minutes"
-        elif last is not None:
-            yield last
-        last = one
-    if last is not None:
-        yield last
+    found: list[tuple[int, int]] = []
+    for run in _runs(text):
+        one = _with_unit(text, *run)
+        if one and found and compound(re.sub(r"(?<=\d)(?=[a-z])", " ", text[found[-1][0] : one[1]])):
+            found[-1] = (found[-1][0], one[1])  # "2 hours and 40 minutes"
+        elif one:
+            found.append(one)
+    return found
 
 
 def _runs(text: str) -> list[tuple[int, int]]:
