@@ -97,7 +97,7 @@ def test_several_references(math: Any) -> None:
         ("There are 12 boys and 1,300 girls in it", "1,300"),
         ("<think>\\boxed{3}</think>So: 4", "4"),
         ("Therefore, x = 4", "x = 4"),
-        ("$5$ cm", "$5$ cm"),
+        ("$5$ cm", "5 cm"),
         ("<answer>1</answer> no, <answer>2</answer>", "2"),
         ("#### 18", "18"),
         ("x+1", "x+1"),

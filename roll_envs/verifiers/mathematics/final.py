@@ -125,4 +125,4 @@ def _side(text: str) -> str:
         return text
     sides = _EQUALS.split(text)
     calculated = len(sides) > 2 or _CALCULATED.search(sides[0])
-    return sides[-1] if len(sides) > 1 and all(sides) and calculated else text
+    return sides[-1].strip() if len(sides) > 1 and all(sides) and calculated else text

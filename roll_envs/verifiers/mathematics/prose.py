@@ -34,25 +34,20 @@ OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30f
 _SENTENCE = re.compile(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bRs)(?<!\bapprox)(?<!\.\.)[.?](?=\s)|!(?=\s+[^\W\d_a-z])|\n")
 # What is said beside the answer: remarks, questions, suppositions.
 _ASIDE = re.compile(
-    r"\W{0,4}(?:note|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|would you|sorry|have a"
+    r"(?i)\W{0,4}(?:note|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|would you|sorry|have a"
     r"|(?:quick |sanity )?check|verif\w+|recall)\b|[*_]?\([A-Za-z]{2}|if\b.{1,200}\b(?:would|were|want|need)\b"
-    r"|.{1,200}\bwould be\b.{1,200}\bif\b|(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$",
-    re.IGNORECASE,
+    r"|.{1,200}\bwould be\b.{1,200}\bif\b|(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$"
 )
 # What follows verifies or explains the answer with other numbers.
-_APPENDED = re.compile(r"\W{0,4}(?:explanation|reason(?:ing)?|justification|confidence|\w*\s?check\w*|verif\w+)\W{0,3}:", re.I)
+_APPENDED = re.compile(r"(?i)\W{0,4}(?:explanation|reason(?:ing)?|justification|confidence|\w*\s?check\w*|verif\w+)\W{0,3}:")
 _NO_ANSWER = re.compile(
-    r"(?:can(?:not|['’]t)|could(?: not|n['’]t)|(?:un|not )able to|do(?: not|n['’]t))\s(?:\w+\s){0,2}"
+    r"(?i)(?:can(?:not|['’]t)|could(?: not|n['’]t)|(?:un|not )able to|do(?: not|n['’]t))\s(?:\w+\s){0,2}"
     r"(?:determine|answer|tell|solve|find|see|decide|know|calculate|compute)d?\b"
-    r"|(?:not|n['’]t)\s(?:have\s)?enough information|\bneed to know\b|\bstuck between\b|\bnot clear\b|\bno answer to\b",
-    re.IGNORECASE,
+    r"|(?:not|n['’]t)\s(?:have\s)?enough information|\bneed to know\b|\bstuck between\b|\bnot clear\b|\bno answer to\b"
 )
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|we|for|that|which|at)|[-+*/=×,])\s*$")
-REVISED = re.compile(
-    r"\b(?:oops|scratch that|correction|my mistake|on second thought|wait)\b|(?:\.\.\.|…)\s?(?:no|actually)\b"
-    r"|, but [a-z ]{0,20}\bactually\b",
-    re.IGNORECASE,
-)
+REVISED = re.compile(r"(?i)\b(?:oops|wait|scratch that|correction|actually)\b|(?:\.\.\.|…)\s?no\b")
+"""After an answer: another one follows."""
 
 
 def _sentences(text: str) -> list[str]:
@@ -102,9 +97,8 @@ _SUBORDINATE = re.compile(
 )
 _GIVEN = re.compile(r"^\s*(?:as|since|because|if|when|for|given|with)\s[^,]*,\s", re.IGNORECASE)
 _VERDICT = re.compile(
-    r"\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|does(?:n['’]t| not) exist"
-    r"|diverges|divergent|all real numbers|empty set)\b(?!\s(?:other|except|besides|unless|if|when))",
-    re.IGNORECASE,
+    r"(?i)\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|does(?:n['’]t| not) exist"
+    r"|diverges|divergent|all real numbers|empty set)\b(?!\s(?:other|except|besides|unless|if|when))"
 )
 """Answers in words."""
 # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
@@ -239,10 +233,8 @@ _VERB = (
     r"(?:\b(?:is|are|was|were|be|by|has|have|means|equals|called|named|on|until|to|so)|['’](?:s|re)|:|=)[,\s]\s?"
     r"(?:(?:the|an?|always|indeed|thus|therefore|exactly)\s)?"
 )
-_UNSURE = re.compile(
-    r"(?:\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|either|neither|unless|wrong)|n['’]t)\b", re.IGNORECASE
-)
-_TAKEN_BACK = re.compile(rf"\b(?:but|however)\b|^\W*or\b|{REVISED.pattern}", re.IGNORECASE)
+_UNSURE = re.compile(r"(?i)\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n['’]t\b")
+_TAKEN_BACK = re.compile(rf"{REVISED.pattern}|\b(?:but|however)\b|^\W*or\b")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 

@@ -98,10 +98,7 @@ _NO_UNIT = frozenset(
     "not negative factorial below above power choose".split()
 )
 """Words after a number that change its value and so are no unit."""
-_YES_NO = frozenset(
-    "yes no true false none odd even both neither zero one two three four five six seven eight nine ten red blue "
-    "dne".split()
-)
+_YES_NO = frozenset("yes no true false none odd even both neither red blue dne".split())
 _SETS = {
     **dict.fromkeys(("all real numbers", "all reals", "real numbers", "the real numbers", "reals"), "ℝ"),
     **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "none"), "∅"),

@@ -84,27 +84,22 @@ class MathVerifier:
         if isinstance(wanted, str):
             return Failed(reason=wanted)
         found = final_expression(answer, require_boxed=self.require_boxed)
-        if not found:
-            if not self.require_boxed and any(says_words(answer, text) for text in wanted):
-                return Score(value=1.0, passed=True)
-            unusable = self._unusable(wanted)
-            return unusable or _wrong("no boxed answer" if self.require_boxed else "no answer")
-        if len(found) > self.max_chars:
-            said = f"the answer has {len(found)} characters; at most {self.max_chars} are read"
-            return self._unusable(wanted) or _wrong(said, ungraded=True)
+        readable = found if len(found) <= self.max_chars else ""
         failure, ungraded = None, ""
         for text in wanted:
-            verdict = self._one(tidy(for_reference(found, text)), text)
+            verdict = self._one(tidy(for_reference(readable, text)), text)
             if isinstance(verdict, Failed):
                 failure = failure or verdict
-            elif verdict.passed:
-                return verdict
+            elif verdict.passed or (not self.require_boxed and says_words(answer, text)):
+                return Score(value=1.0, passed=True)
             elif verdict.parts.get("ungraded"):
                 ungraded = verdict.detail
-        if not self.require_boxed and any(says_words(answer, text) for text in wanted):
-            return Score(value=1.0, passed=True)
         if failure is not None:
             return failure
+        if not found:
+            return _wrong("no boxed answer" if self.require_boxed else "no answer")
+        if not readable:
+            return _wrong(f"the answer has {len(found)} characters; at most {self.max_chars} are read", ungraded=True)
         shown = found if len(found) <= 200 else found[:200] + "..."
         return _wrong(f"read {shown!r}{': ' + ungraded if ungraded else ''}", ungraded=bool(ungraded))
 
@@ -196,12 +191,6 @@ class MathVerifier:
         if outcome.status != "unavailable" and not outcome.hurried:
             self._checked.keep(gold, why)
         return why
-
-    def _unusable(self, wanted: tuple[str, ...]) -> Failed | None:
-        """For answers that need no grading: an unusable reference is still a failure."""
-        if any(0 < len(tidy(text)) <= self.max_chars for text in wanted):
-            return None
-        return Failed(reason=_about(wanted[0], "it is empty or too long"))
 
 
 def _about(reference: str, why: str) -> str:
