@@ -34,8 +34,8 @@ OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30f
 _SENTENCE = re.compile(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bRs)(?<!\bapprox)(?<!\.\.)[.?](?=\s)|!(?=\s+[^\W\d_a-z])|\n")
 # What is said beside the answer: remarks, questions, suppositions.
 _ASIDE = re.compile(
-    r"(?i)\W{0,4}(?:note|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|would you|sorry|have a"
-    r"|(?:quick |sanity )?check|verif\w+|recall)\b|[*_]?\([A-Za-z]{2}|if\b.{1,200}\b(?:would|were|want|need)\b"
+    r"(?i)\W{0,4}(?:note|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|would you|have a (?:great|nice|good)"
+    r"|(?:quick |sanity )?check|verif\w+|recall)\b|[*_]?\([A-Za-z]{2}|if you(?:['’]d| want| have)\b|if\b.{1,200}\b(?:would|were)\b"
     r"|.{1,200}\bwould be\b.{1,200}\bif\b|(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$"
 )
 # What follows verifies or explains the answer with other numbers.
@@ -45,8 +45,8 @@ _NO_ANSWER = re.compile(
     r"(?:determine|answer|tell|solve|find|see|decide|know|calculate|compute)d?\b"
     r"|(?:not|n['’]t)\s(?:have\s)?enough information|\bneed to know\b|\bstuck between\b|\bnot clear\b|\bno answer to\b"
 )
-_CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|we|for|that|which|at)|[-+*/=×,])\s*$")
-REVISED = re.compile(r"(?i)\b(?:oops|wait|scratch that|correction|actually)\b|(?:\.\.\.|…)\s?no\b")
+_CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|we|for|that|which|at)|[\w)\]] ?[-+*/=×,])\s*$")
+REVISED = re.compile(r"(?i)\b(?:oops\b|wait[,.:!]|scratch that|correction[,:])|(?:\.\.\.|…)\s?no\b|\bbut [a-z ]{0,20}\bactually\b")
 """After an answer: another one follows."""
 
 
@@ -81,9 +81,10 @@ def stated(text: str, *, first: bool = False) -> str:
 # -- clauses -----------------------------------------------------------------------------------------------------------
 
 _REMARK = re.compile(r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=))[^()]*\)|(?<=\d)\s\([\d\s.,+=*·×−-]+\)(?=[.\s]*$)")
+_RELATIVE = re.compile(r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))")
 _ABOUT = re.compile(rf",\s(?:or\s|which is\s)?(?:approximately|about|roughly)\s(?=[\d$]|{_SIGN})")
 # "the number is 4: they are ...": an explanation behind the answer.
-_EXPLAINED = re.compile(rf"\b(?:is|are|was)\b[^:=]{{0,80}}?(?:\d|{_SIGN}|=[^:]{{0,80}})(?=:\s)")
+_EXPLAINED = re.compile(rf"\b(?:is|are|was)\b[^:=]{{0,80}}?(?:\d|{_SIGN}|=[^:]{{0,80}})(?=:\s[^\d\s])")
 _CONSEQUENCE = re.compile(
     r"\b(?:so|thus|hence|therefore|giving|gives|yields|makes|get|i\.e\.|that is|donc|entonces)\b[,:]?|[→⇒⟹∴]|=>|->"
     rf"|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|to|us|makes|equals|means)\s(?:about\s)?(?={_VALUE})"
@@ -98,22 +99,24 @@ _SUBORDINATE = re.compile(
 _GIVEN = re.compile(r"^\s*(?:as|since|because|if|when|for|given|with)\s[^,]*,\s", re.IGNORECASE)
 _VERDICT = re.compile(
     r"(?i)\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|does(?:n['’]t| not) exist"
-    r"|diverges|divergent|all real numbers|empty set)\b(?!\s(?:other|except|besides|unless|if|when))"
+    r"|diverges|divergent|all real numbers(?: except [^.;]{1,30})?|empty set)\b(?!\s(?:other|except|besides|unless|if|when))"
 )
 """Answers in words."""
 # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
-_NO_VERB = r"\s(?!(?:total|all|is|are|was|were|we|he|she|they|it|and|equals|gives|sold|for)\b)[A-Za-z]+"
+_NO_VERB = r"(?:\s(?!(?:is|are|was|were|we|he|she|they|it|and|equals|gives|sold)\b)[A-Za-z]+)"
 _OF = re.compile(
-    rf"(?:{_NO_VERB}){{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|to give)(?:{_NO_VERB}){{0,4}}\s"
+    rf"{_NO_VERB}{{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|to give)"
+    rf"(?:(?!\s(?:total|all|for)\b){_NO_VERB}){{0,4}}\s"
 )
 _DENIED = re.compile(r"(?:not|n['’]t|不是|不为)\s(?:[a-z]+\s)?$")
 _WRONG = re.compile(r"\s(?:is|are|was)(?:n['’]t|\s(?:not|wrong|incorrect|too)\b)")
 _SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my)\s")
+_FEW_WORDS = 4
 _BINARY = "=/×*·÷^"
 
 
 def _stated(sentence: str, first: bool) -> str:
-    sentence = _ABOUT.sub(" ≈ ", _REMARK.sub("", sentence))
+    sentence = _ABOUT.sub(" ≈ ", _RELATIVE.sub("", _REMARK.sub("", sentence)))
     sentence = sentence if re.search(rf"\d|{_SIGN}", sentence) else in_digits(sentence)
     sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
     if "ratio" in sentence:
@@ -142,12 +145,9 @@ def _main(clause: str, first: bool) -> str | None:
         return "" if every else None
     if first or (not clause[: found[0][0]].strip() and _SUBJECT.match(clause, found[0][1])):
         del found[1:]
-    while len(found) > 1:
-        (_, end), (start, stop) = found[-2:]
-        following = re.findall(r"[^\W\d_]{2,}", clause[stop:])
-        if clause[start] in _BINARY or len(following) > 2 or not _OF.fullmatch(clause[end:start]):
-            break
-        found.pop()
+    if len(re.findall(r"[^\W\d_]{2,}", clause[found[-1][1] :])) <= _FEW_WORDS:
+        while len(found) > 1 and clause[found[-1][0]] not in _BINARY and _OF.fullmatch(clause[found[-2][1] : found[-1][0]]):
+            found.pop()
     # A letter behind a number, set apart, is a unit and no variable.
     quantity = re.sub(r"(?<=\d)\s([A-Za-z])$", r"\\text{ \1}", clause[slice(*found[-1])].lstrip(" )]}≈").removeprefix("| "))
     return quantity.rpartition("=")[2].lstrip(_BINARY + " ") if quantity[0] in _BINARY else quantity
