@@ -39,14 +39,18 @@ _ASIDE = re.compile(
     r"|.{1,200}\bwould be\b.{1,200}\bif\b|(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$"
 )
 # What follows verifies or explains the answer with other numbers.
-_APPENDED = re.compile(r"(?i)\W{0,4}(?:explanation|reason(?:ing)?|justification|confidence|\w*\s?check\w*|verif\w+)\W{0,3}:")
+_APPENDED = re.compile(
+    r"(?i)\W{0,4}(?:explanation|reason(?:ing)?|justification|confidence|\w*\s?check\w*|verif\w+)\W{0,3}:"
+)
 _NO_ANSWER = re.compile(
     r"(?i)(?:can(?:not|['’]t)|could(?: not|n['’]t)|(?:un|not )able to|do(?: not|n['’]t))\s(?:\w+\s){0,2}"
     r"(?:determine|answer|tell|solve|find|see|decide|know|calculate|compute)d?\b"
     r"|(?:not|n['’]t)\s(?:have\s)?enough information|\bneed to know\b|\bstuck between\b|\bnot clear\b|\bno answer to\b"
 )
-_CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|we|for|that|which|at)|[\w)\]] ?[-+*/=×,])\s*$")
-REVISED = re.compile(r"(?i)\b(?:oops\b|wait[,.:!]|scratch that|correction[,:])|(?:\.\.\.|…)\s?no\b|\bbut [a-z ]{0,20}\bactually\b")
+_CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
+REVISED = re.compile(
+    r"(?i)\b(?:oops|wait|correction)[,.:!]|\bscratch that\b|(?:\.\.\.|…)\s?no\b|, but [a-z ]{0,20}\bactually\b"
+)
 """After an answer: another one follows."""
 
 
@@ -58,9 +62,9 @@ def _sentences(text: str) -> list[str]:
     every = [part.strip() for part in _SENTENCE.split(text) if re.search(rf"\w|{_SIGN}", part)]
     appended = next((i for i, part in enumerate(every) if i and _APPENDED.match(part)), len(every))
     told = [part for part in every[:appended] if not _ASIDE.match(part)]
-    # Where a long text begins with it, it found the answer in the end.
-    refused = told and any(map(_NO_ANSWER.search, [told[-1], *every[: 1 if len(every) <= 4 else 0]]))
-    return [] if refused or _CUT_OFF.search(text) else told
+    # A long text that begins with a doubt may find the answer in the end.
+    doubted = [*told[-1:], *(every[:1] if len(every) <= 4 else ())]
+    return [] if any(map(_NO_ANSWER.search, doubted)) or _CUT_OFF.search(text) else told
 
 
 def stated(text: str, *, first: bool = False) -> str:
@@ -145,12 +149,14 @@ def _main(clause: str, first: bool) -> str | None:
         return "" if every else None
     if first or (not clause[: found[0][0]].strip() and _SUBJECT.match(clause, found[0][1])):
         del found[1:]
-    if len(re.findall(r"[^\W\d_]{2,}", clause[found[-1][1] :])) <= _FEW_WORDS:
-        while len(found) > 1 and clause[found[-1][0]] not in _BINARY and _OF.fullmatch(clause[found[-2][1] : found[-1][0]]):
-            found.pop()
+    few = len(re.findall(r"[^\W\d_]{2,}", clause[found[-1][1] :])) <= _FEW_WORDS
+    while few and len(found) > 1 and _OF.fullmatch(clause[found[-2][1] : found[-1][0]]):
+        found.pop()
+    quantity = clause[slice(*found[-1])].lstrip(" )]}≈").removeprefix("| ")
+    if quantity[0] in _BINARY:
+        quantity = quantity.rpartition("=")[2].lstrip(_BINARY + " ")
     # A letter behind a number, set apart, is a unit and no variable.
-    quantity = re.sub(r"(?<=\d)\s([A-Za-z])$", r"\\text{ \1}", clause[slice(*found[-1])].lstrip(" )]}≈").removeprefix("| "))
-    return quantity.rpartition("=")[2].lstrip(_BINARY + " ") if quantity[0] in _BINARY else quantity
+    return re.sub(r"(?<=\d)\s([A-Za-z])$", r"\\text{ \1}", quantity)
 
 
 # -- quantities --------------------------------------------------------------------------------------------------------
@@ -218,7 +224,7 @@ def _with_unit(text: str, start: int, end: int) -> tuple[int, int] | None:
         return None
     at = end = start + len(run)
     for word in _NEXT_WORD.finditer(text, end, end + 60):
-        preposition = word[1] == "in" and text[word.end() :].strip(" .")
+        preposition = word[1] == "in" and re.match(r"\s\w", text[word.end() :])
         if word.start() != at or preposition or not (is_unit_word(word[1]) or word[1].casefold() in _UNIT_WORDS):
             break
         at = word.end(1)
@@ -243,20 +249,16 @@ def says(text: str, words: str) -> bool:
 
     Where they are only mentioned, denied or one of two, it does not.
     """
-    told = _sentences(SPAN.sub(" x ", text))
-    if not told:
-        return False
+    told = _sentences(SPAN.sub(" x ", text)) or [""]
     phrase = r"\s".join(map(re.escape, words.split()))
-    ending = rf"(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about)\s)"
-    said = [(told[-1], match) for match in re.finditer(ending, told[-1], re.IGNORECASE)][-1:]
-    opens = re.match(rf"{_OPENING}{phrase}\s*(?:[,.:;!—-]|$)", told[0], re.IGNORECASE)
     opposite = _OPPOSITES.get(words.casefold())
-    if opens and (len(told) == 1 or opposite or opens.end() == len(told[0])) and not any(map(REVISED.search, told[1:])):
-        said.append((told[0], opens))
-    if opposite and re.search(rf"(?:^\W*|{_VERB}){opposite}\s*(?:[.,;!]|$)", "\n".join(told), re.IGNORECASE | re.MULTILINE):
+    if opposite and re.search(rf"(?im)(?:^\W*|{_VERB}){opposite}\s*(?:[.,;!]|$)", "\n".join(told)):
         return False
-    return any(
-        not _UNSURE.search(re.split(r"[,;:]\s", sentence[: match.start()])[-1])
-        and not _TAKEN_BACK.search(sentence[match.end() :])
-        for sentence, match in said
-    )
+    ending = rf"(?i)(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about)\s)"
+    opening = rf"(?i)^{_OPENING}{phrase}\s*(?:{'[,.:;!—-]|' if opposite or len(told) == 1 else ''}$)"
+    for sentence, pattern, later in ((told[-1], ending, []), (told[0], opening, told[1:])):
+        for match in [*re.finditer(pattern, sentence)][-1:]:
+            unsure = _UNSURE.search(re.split(r"[,;:]\s", sentence[: match.start()])[-1])
+            if not (unsure or _TAKEN_BACK.search(sentence[match.end() :]) or any(map(REVISED.search, later))):
+                return True
+    return False
