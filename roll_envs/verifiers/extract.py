@@ -137,14 +137,11 @@ def _in_json(text: str) -> str | None:
         found = json.loads(body[max(0, body.rfind("{")) :]) if body.endswith("}") else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not found:
+    named = {str(name).casefold(): value for name, value in found.items()} if isinstance(found, dict) else {}
+    values = [named[name] for name in _JSON_NAMES if name in named] or [*named.values()][: len(named) == 1]
+    if not values:
         return None
-    named = {str(name).casefold(): value for name, value in found.items()}
-    name = next((name for name in _JSON_NAMES if name in named), None)
-    if name is None and len(named) > 1:
-        return None
-    answer = named[name or next(iter(named))]
-    return str(answer) if isinstance(answer, str | int | float) else ""
+    return str(values[0]) if isinstance(values[0], str | int | float) else ""
 
 
 def plain(text: str) -> str:

@@ -99,11 +99,8 @@ _NO_UNIT = frozenset(
 )
 """Words after a number that change its value and so are no unit."""
 _YES_NO = frozenset("yes no true false none odd even both neither red blue dne".split())
-_SETS = {
-    **dict.fromkeys(("all real numbers", "all reals", "real numbers", "the real numbers", "reals"), "ℝ"),
-    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "none"), "∅"),
-    **dict.fromkeys(("there is no solution", "there are no solutions", "there are no real solutions"), "∅"),
-}
+_ALL_REALS = re.compile(r"(?i)(?:all |the )?real(?:s| numbers)")
+_NOTHING = re.compile(r"(?i)(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set|none")
 _FUNCTION_WORDS = frozenset("sin cos tan cot sec csc log ln exp sqrt frac pi max min gcd lcm mod".split())
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*", re.ASCII)
 _TAIL_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
@@ -134,8 +131,9 @@ def read(text: str, depth: int = 0) -> list[Node]:
         inner = _TEXT.fullmatch(text)
         if inner is not None and re.match(r"[-+]?[\d.¤]", inner[1].strip()):
             return [*read(inner[1], depth + 1), words]
-        sign = _SETS.get(" ".join(words.text.casefold().split()))
-        if sign is not None:
+        said = " ".join(words.text.split())
+        sign = "ℝ" if _ALL_REALS.fullmatch(said) else "∅" if _NOTHING.fullmatch(said) else ""
+        if sign:
             return [words, Region(kind="sets", pieces=(sign,), operators=())]
         return [words, *(_several(inner[1].strip(), depth) if inner is not None else [])]
     # The order matters: a matrix holds commas, a region holds commas and signs of equations.
