@@ -15,6 +15,18 @@ _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
 _LABEL = re.compile(_STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])")
 _LABEL_ALONE = re.compile(rf"\$?(?:{_STYLE}\s*\{{)?\s*\(?[A-J]\)?\s*\}}?\$?")
 _SENTENCES = re.compile(r"[.?!]\s|\n|[A-Za-z]:\s")
+# Words that a sentence can conclude with: "no", "Leonardo da Vinci", "July 4, 1776", "B".
+_AS_WORDS = re.compile(r"(?=.*[^\W\d_]{2}|[A-Z]$)[^\W\d_][^\W_]*(?:[ ,.'-]{1,2}[^\W_]+){0,5}\.?")
+_EQUALS = re.compile(r"(?<![<>=])=(?![^{}]{0,200}\})")
+_JOINED = re.compile(r",|;|\b(?:and|or)\b|\\text\s*\{[^{}]*\}")
+_NAMED_VALUE = re.compile(r"[\s$]*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*=")
+_IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒∴]|=>")
+# The left of an equation that is no answer itself: an integral, words, a calculation without unknowns, a quantity.
+_CALCULATED = re.compile(
+    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|[A-Za-z]{2} | x \$?\d"
+    r"|^(?=.*[-+*/^!×÷√·²³\\])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|\$)(?![A-Za-z])|sqrt|pi"
+    r"|[^A-Za-z\\])*$|^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%])[²³]?\s*$"
+)
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000
 """Characters at the end that are searched for mathematics when no phrase announces the answer."""
@@ -50,23 +62,20 @@ def _unboxed(text: str) -> str:
 def _read(text: str, *, first: bool = False) -> str:
     """The answer in a text: the whole where it is mathematics, else what its prose states."""
     text = _END_OF_PROOF.sub("", text).strip()
-    if "$" not in text and not _words(text) and not _SENTENCES.search(text):
+    if not (SPAN.search(text) or _words(text) or _SENTENCES.search(text)):
         return _side(text)
     found = stated(text[-_LOOKED_AT:], first=first)
     return _side(found) if found else "" if re.search(r"\d", text) else text.rpartition("\n")[2]
 
 
-_AS_WORDS = re.compile(r"(?=.*[^\W\d_]{2}|[A-Z]$)[^\W\d_][^\W_'’]*(?:[ ,.'-]{1,2}[^\W_]+){0,5}\.?")
-
-
 def says_words(text: str, reference: str) -> bool:
     """Whether the conclusion of a reply without a box is the words of a reference, such as a name or "yes"."""
     words = re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", reference_expression(reference).strip()).rstrip(".")
-    if not _AS_WORDS.fullmatch(words) or words.islower() and len(words) < 2:
-        return False
     text = _written(text)
-    said = plain(text)
-    return not boxed(text) and says(answer_phrase(said) or said[-_LOOKED_AT:], words)
+    if not _AS_WORDS.fullmatch(words) or boxed(text):
+        return False
+    text = plain(text)
+    return says(answer_phrase(text) or text[-_LOOKED_AT:], words)
 
 
 def reference_expression(reference: str) -> str:
@@ -103,18 +112,6 @@ def _unstyled(text: str) -> str:
 
 def _words(text: str) -> list[str]:
     return [w for w in _PROSE.findall(SPAN.sub(" ", text)) if w.lower() not in ("or", "and", "sqrt", "pi")]
-
-
-_EQUALS = re.compile(r"=(?![^{}]{0,200}\})")
-_JOINED = re.compile(r",|;|\b(?:and|or)\b|\\text\s*\{[^{}]*\}")
-_NAMED_VALUE = re.compile(r"[\s$]*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*=")
-_IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒∴]|=>")
-# The left of an equation that is no answer itself: a calculation without unknowns, of words, with a unit, an integral.
-_CALCULATED = re.compile(
-    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|[A-Za-z]{2} | x \$?\d"
-    r"|^(?=.*[-+*/^!×÷√·²³\\])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|\$)(?![A-Za-z])|sqrt|pi|[^A-Za-z\\])*$"
-    r"|^[\d.,]+\s?(?:[A-Za-z]{2,}|[°%])[²³]?\s*$|^[\d.,]+\s[a-zA-Z]\s*$"
-)
 
 
 def _side(text: str) -> str:

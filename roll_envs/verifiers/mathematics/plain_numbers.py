@@ -112,7 +112,7 @@ for _n, _tens in enumerate("twenty thirty forty fifty sixty seventy eighty ninet
 _PARTS = {"half": 2, "quarter": 4, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 _SPELLED = re.compile(  # "one" is often no number
     rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?(?:({'|'.join(sorted(_NAMES, reverse=True))})"
-    rf"(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)|an?(?= (?:dozen|hundred|thousand|.illion)\b))",
+    rf"(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)|an?(?= (?:dozen|hundred|thousand|.illion)))",
     re.IGNORECASE,
 )
 

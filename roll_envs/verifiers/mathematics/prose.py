@@ -34,14 +34,13 @@ OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30f
 _SENTENCE = re.compile(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bRs)(?<!\bapprox)(?<!\.\.)[.?](?=\s)|!(?=\s+[^\W\d_a-z])|\n")
 # What is said beside the answer: remarks, questions, suppositions.
 _ASIDE = re.compile(
-    r"(?i)\W{0,4}(?:note|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|would you|have a (?:great|nice|good)"
-    r"|(?:quick |sanity )?check|verif\w+|recall)\b|[*_]?\([A-Za-z]{2}|if you(?:['’]d| want| have)\b|if\b.{1,200}\b(?:would|were)\b"
-    r"|.{1,200}\bwould be\b.{1,200}\bif\b|(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$"
+    r"(?i)\W{0,4}(?:note|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|would you|recall"
+    r"|(?:quick |sanity )?check|verif\w+|have a (?:great|nice|good)|if you(?:['’]d| want| have))\b|[*_]?\([A-Za-z]{2}"
+    r"|if\b.{1,200}\b(?:would|were)\b|.{1,200}\bwould be\b.{1,200}\bif\b"
+    r"|(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$"
 )
 # What follows verifies or explains the answer with other numbers.
-_APPENDED = re.compile(
-    r"(?i)\W{0,4}(?:explanation|reason(?:ing)?|justification|confidence|\w*\s?check\w*|verif\w+)\W{0,3}:"
-)
+_APPENDED = re.compile(r"(?i)\W{0,4}(?:explanation|reasoning|justification|confidence|.{0,6}check|verif\w+)\W{0,3}:")
 _NO_ANSWER = re.compile(
     r"(?i)(?:can(?:not|['’]t)|could(?: not|n['’]t)|(?:un|not )able to|do(?: not|n['’]t))\s(?:\w+\s){0,2}"
     r"(?:determine|answer|tell|solve|find|see|decide|know|calculate|compute)d?\b"
@@ -102,8 +101,8 @@ _SUBORDINATE = re.compile(
 )
 _GIVEN = re.compile(r"^\s*(?:as|since|because|if|when|for|given|with)\s[^,]*,\s", re.IGNORECASE)
 _VERDICT = re.compile(
-    r"(?i)\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|does(?:n['’]t| not) exist"
-    r"|diverges|divergent|all real numbers(?: except [^.;]{1,30})?|empty set)\b(?!\s(?:other|except|besides|unless|if|when))"
+    r"(?i)\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|does(?:n't| not) exist"
+    r"|diverges|divergent|all real numbers(?: except [^.;]{1,30})?|empty set)\b(?!\s(?:other|besides|unless|if|when))"
 )
 """Answers in words."""
 # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
@@ -124,7 +123,7 @@ def _stated(sentence: str, first: bool) -> str:
     sentence = sentence if re.search(rf"\d|{_SIGN}", sentence) else in_digits(sentence)
     sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
     if "ratio" in sentence:
-        sentence = re.sub(r"(\d) to (\d)", r"\1:\2", sentence)
+        sentence = re.sub(r"(\d)(?: to |: )(\d)", r"\1:\2", sentence)
     explained = _EXPLAINED.search(sentence)
     pieces = _CONSEQUENCE.split(sentence[: explained.end()] if explained else sentence)
     for piece in pieces if first else reversed(pieces):
@@ -193,7 +192,7 @@ def _runs(text: str) -> list[tuple[int, int]]:
     for token, before, word, after, further in zip(tokens, words, words[1:], words[2:], words[3:], strict=False):
         if _is_mathematics(word, before, after):
             runs[len(runs) - joined :] = [(runs[-1][0] if joined else token.start(), token.end())]
-            joined = word == ":" or word[-1] not in ".;!?:"
+            joined = word == ":" or word[-1] not in ".!?:"
         else:
             joined = joined and word in ("and", "or", "remainder") and _is_mathematics(after, "", further)
     return runs
@@ -240,7 +239,9 @@ _VERB = (
     r"(?:(?:the|an?|always|indeed|thus|therefore|exactly)\s)?"
 )
 _UNSURE = re.compile(r"(?i)\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n['’]t\b")
-_TAKEN_BACK = re.compile(rf"{REVISED.pattern}|\b(?:but|however)\b|^\W*or\b")
+_TAKEN_BACK = re.compile(
+    rf"{REVISED.pattern}|\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b|^,\s(?-i:[A-Z])\w*(?:\W*$|,|\s(?:and|or)\b)"
+)
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 
@@ -255,7 +256,7 @@ def says(text: str, words: str) -> bool:
     if opposite and re.search(rf"(?im)(?:^\W*|{_VERB}){opposite}\s*(?:[.,;!]|$)", "\n".join(told)):
         return False
     ending = rf"(?i)(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about)\s)"
-    opening = rf"(?i)^{_OPENING}{phrase}\s*(?:{'[,.:;!—-]|' if opposite or len(told) == 1 else ''}$)"
+    opening = rf"(?i)^{_OPENING}{phrase}(?=\s*(?:{'[,.:;!—-]|' if opposite or len(told) == 1 else ''}$))"
     for sentence, pattern, later in ((told[-1], ending, []), (told[0], opening, told[1:])):
         for match in [*re.finditer(pattern, sentence)][-1:]:
             unsure = _UNSURE.search(re.split(r"[,;:]\s", sentence[: match.start()])[-1])
