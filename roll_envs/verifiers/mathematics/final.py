@@ -47,7 +47,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 
 
 def _written(text: str) -> str:
-    return _LINES.sub("\n", _WHITESPACE.sub(" ", EMOJI.sub(" ", reply(text))))
+    return _LINES.sub("\n", _WHITESPACE.sub(" ", EMOJI.sub(" ", reply(text).replace("’", "'"))))
 
 
 def _unboxed(text: str) -> str:

@@ -35,16 +35,16 @@ _SENTENCE = re.compile(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bRs)(?<!\bapprox)(?<!\.\.)[.
 # What is said beside the answer: remarks, questions, suppositions.
 _ASIDE = re.compile(
     r"(?i)\W{0,4}(?:note|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|would you|recall"
-    r"|(?:quick |sanity )?check|verif\w+|have a (?:great|nice|good)|if you(?:['’]d| want| have))\b|[*_]?\([A-Za-z]{2}"
+    r"|(?:quick |sanity )?check|verif\w+|have a (?:great|nice|good)|if you(?:'d| want| have))\b|[*_]?\([A-Za-z]{2}"
     r"|if\b.{1,200}\b(?:would|were)\b|.{1,200}\bwould be\b.{1,200}\bif\b"
     r"|(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$"
 )
 # What follows verifies or explains the answer with other numbers.
 _APPENDED = re.compile(r"(?i)\W{0,4}(?:explanation|reasoning|justification|confidence|.{0,6}check|verif\w+)\W{0,3}:")
 _NO_ANSWER = re.compile(
-    r"(?i)(?:can(?:not|['’]t)|could(?: not|n['’]t)|(?:un|not )able to|do(?: not|n['’]t))\s(?:\w+\s){0,2}"
+    r"(?i)(?:can(?:not|'t)|could(?: not|n't)|(?:un|not )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
     r"(?:determine|answer|tell|solve|find|see|decide|know|calculate|compute)d?\b"
-    r"|(?:not|n['’]t)\s(?:have\s)?enough information|\bneed to know\b|\bstuck between\b|\bnot clear\b|\bno answer to\b"
+    r"|(?:not|n't)\s(?:have\s)?enough information|\bneed to know\b|\bstuck between\b|\bnot clear\b|\bno answer to\b"
 )
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
 REVISED = re.compile(
@@ -111,8 +111,8 @@ _OF = re.compile(
     rf"{_NO_VERB}{{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|to give)"
     rf"(?:(?!\s(?:total|all|for)\b){_NO_VERB}){{0,4}}\s"
 )
-_DENIED = re.compile(r"(?:not|n['’]t|不是|不为)\s(?:[a-z]+\s)?$")
-_WRONG = re.compile(r"\s(?:is|are|was)(?:n['’]t|\s(?:not|wrong|incorrect|too)\b)")
+_DENIED = re.compile(r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$")
+_WRONG = re.compile(r"\s(?:is|are|was)(?:n't|\s(?:not|wrong|incorrect|too)\b)")
 _SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my)\s")
 _FEW_WORDS = 4
 _BINARY = "=/×*·÷^"
@@ -205,7 +205,7 @@ def _is_mathematics(token: str, before: str, after: str) -> bool:
     if _NUMERAL.match(bare) or token == "Rs.":
         return True
     rest = _FUNCTIONS.sub("", bare)
-    if re.search(r"[^\W\d_](?:\.[^\W\d_]|['’])|[^\W\d_A-Za-z\u0370-\u03ffℝ²³¹⁰-₉½¼¾]", rest):
+    if re.search(r"[^\W\d_](?:\.[^\W\d_]|')|[^\W\d_A-Za-z\u0370-\u03ffℝ²³¹⁰-₉½¼¾]", rest):
         return False
     if re.search(r"[^\W\d_]{2,}", rest):  # "mc^2" and "AB=5", but no word
         return re.search(r"[=^²³+*]", rest) is not None and re.search(r"[^\W\d_]{4,}", rest) is None
@@ -233,12 +233,12 @@ def _with_unit(text: str, start: int, end: int) -> tuple[int, int] | None:
 
 # -- words -------------------------------------------------------------------------------------------------------------
 
-_OPENING = r"\W*(?:(?:so|thus|hence|therefore|well|oh|it['’]?s|that['’]?s|that['’]d be)\b,?\s)*(?:the\s|an?\s)?"
+_OPENING = r"\W*(?:(?:so|thus|hence|therefore|well|oh|it'?s|that'?s|that'd be)\b,?\s)*(?:the\s|an?\s)?"
 _VERB = (
-    r"(?:\b(?:is|are|was|were|be|by|has|have|means|equals|called|named|on|until|to|so)|['’](?:s|re)|:|=)[,\s]\s?"
+    r"(?:\b(?:is|are|was|were|be|by|has|have|means|equals|called|named|on|until|to|so)|'(?:s|re)|:|=)[,\s]\s?"
     r"(?:(?:the|an?|always|indeed|thus|therefore|exactly)\s)?"
 )
-_UNSURE = re.compile(r"(?i)\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n['’]t\b")
+_UNSURE = re.compile(r"(?i)\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n't\b")
 _TAKEN_BACK = re.compile(
     rf"{REVISED.pattern}|\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b|^,\s(?-i:[A-Z])\w*(?:\W*$|,|\s(?:and|or)\b)"
 )
