@@ -60,6 +60,15 @@ def test_choices_of_replies_that_others_wrote(name: str, least: float, most: int
     assert found.count("other") <= most
 
 
+@pytest.mark.parametrize(("name", "least"), [("a", 0.973), ("b", 0.976), ("c", 0.943)])
+def test_mathematics_of_replies_that_others_wrote(name: str, least: float) -> None:
+    """The share that is read as meant; rules were made for the misses of a and b only, so c is the honest figure."""
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    math = make_verifier("math")
+    found = [read_as(one, math) for one in written(f"written_replies_{name}.tsv") if one.task == "math"]
+    assert found.count("right") >= least * len(found)
+
+
 @pytest.mark.parametrize(
     ("text", "letters"),
     [
@@ -101,12 +110,12 @@ def test_denials(text: str, letters: str) -> None:
     ("text", "found"),
     [
         ("The answer is 2**3.", "2**3."),
-        ("$5 + 3 = 8$", "$5 + 3 = 8$"),
+        ("$5 + 3 = 8$", "8"),
         ("The answer is $5 \\text{ cm}$.", "5 \\text{ cm}"),
         ("After paying $660, she has $711 left.", "$711"),
         ("8 * 9 = 72", "72"),
         ("x = 5", "x = 5"),
-        ("答案是 72 元。", "72"),
+        ("答案是 72 元。", "72 元"),
     ],
 )
 def test_final_expressions(text: str, found: str) -> None:

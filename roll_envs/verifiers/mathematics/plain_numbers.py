@@ -6,6 +6,10 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+_UNDER_TWENTY = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen".split()
+)
 _SIGN = r"([+-]?)\s*"
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d*)?", re.ASCII)
 # At most 400 digits, far below the 4300 that int() takes.
@@ -99,3 +103,26 @@ def _divided(sign: str, above: str, below: str) -> Fraction | None:
 
 def _signed(sign: str, value: Fraction) -> Fraction:
     return -value if sign == "-" else value
+
+
+_NAMES = {name: n for n, name in enumerate(_UNDER_TWENTY)}
+for _n, _tens in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2):
+    _NAMES[_tens] = 10 * _n
+    _NAMES |= {f"{_tens}{joint}{one}": 10 * _n + n for n, one in enumerate(_UNDER_TWENTY[:10]) for joint in " -"}
+_PARTS = {"half": 2, "quarter": 4, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+_SPELLED = re.compile(  # "one" is often no number
+    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?(?:({'|'.join(sorted(_NAMES, reverse=True))})"
+    rf"(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)|an?(?= (?:dozen|hundred|thousand|.illion)))",
+    re.IGNORECASE,
+)
+
+
+def in_digits(text: str) -> str:
+    """A text with its spelled numbers below a hundred in digits: ``in_digits("Twenty-one")`` is ``"21"``."""
+    return _SPELLED.sub(_digits, text)
+
+
+def _digits(spelled: re.Match[str]) -> str:
+    sign, name, part = spelled.groups()
+    below = f"/{_PARTS[part.casefold()]}" if part else ""
+    return f"{'-' if sign else ''}{_NAMES[name.casefold()] if name else 1}{below}"
