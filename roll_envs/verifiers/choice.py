@@ -25,9 +25,13 @@ def _any(words: str) -> str:
 
 # Text styles of LaTeX, and signs of Markdown.
 _MARKUP = re.compile(
-    r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"“”«»「」]|(?<![A-Za-z])'|'(?![A-Za-z])"
+    r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"“”«»「」【】]|(?<![A-Za-z])'|'(?![A-Za-z])"
 )
 _SPACES = re.compile(r"[^\S\n]+|~")
+
+# Texts of options that also judge others, or are words of any sentence.
+_JUDGES = re.compile(r"[a-zà-ÿа-я]{1,3}|true|false|right|wrong|correct|incorrect|maybe|none|both|were|have|that|this|with")
+_ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNORECASE)
 
 # -- letters -----------------------------------------------------------------------------------------------------------
 
@@ -35,8 +39,8 @@ _SPACES = re.compile(r"[^\S\n]+|~")
 _BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
 _LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
 _AND = _any("and or nor und oder et ou y и noch ni")
-_GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
-_OF_LIST = re.compile(r"(?:^|\s)[(\[]?([A-Z])[).:\]] ", re.MULTILINE)
+_GROUP = rf"{_LETTER}(?:(?: \([a-z][^()\n]{{0,60}}\))? ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
+_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|(?<![a-z])\s|ption |hoice |ement )[(\[]?([A-Z])[).:\]] (?=\S)", re.MULTILINE)
 
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_likely actually simply in_fact "
@@ -44,17 +48,17 @@ _SURELY = _any(
 )
 _NAMED = (
     rf"(?:\((?=(?-i:[a-z])))?(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?"
-    + _any("options? choices? letters? answers? statements? opción letra вариант утверждение")
+    + _any("options? choices? letters? answers? statements? sentence opción letra réponse antwort alternativa вариант утверждение")
     + r")\b[ :]{0,3}|选项){0,6}+<?"
 )
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
-    "because since as for in on from above below to_me only it_is here although though with "
-    "correct right richtig korrekt the_(?:correct_|right_)?(?:answer|choice)"
+    "because since as for in on from above below to_me only it_is here although (?:even_)?though with rather_than over by "
+    "that correct right richtig korrekt zu wählen the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
-    rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|{_FOLLOWING}\b|(?:选项|選項|项|項)(?![错不误誤])"
-    r"|です|である|だ|とな|번|입니다|이다)))(?!\W{0,3}(?:incorrect|wrong|false)\b|\W{0,2}[:.)|?] no\b)"
+    rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b|(?:选项|選項|项|項)(?![错不误誤])"
+    r"|です|である|だ|とな|번|입니다|이다|है|seçeneği)))(?!\W{0,3}(?:incorrect|wrong|false)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
@@ -62,48 +66,56 @@ _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
 # "not B", "neither A nor B", "rather than option C".
 _NO = _any(
-    "not never neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es "
-    "runner-up second[_-](?:choice|best)"
+    "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es "
+    "runner-up second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
 )
 _ABOUT = _any(
     "would be to an? the choose pick select say go going with options? choices? answers? letters? statements? is"
 )
 _DENIED = re.compile(
+    rf"(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false)(?: (?i:options?|answers?|choices?))?:) ?({_GROUP})|"
     rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})[: ]{{0,2}}"
-    rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)"
+    rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
+    re.MULTILINE,
 )
-_IS = _any("is are was must_be has_to_be would_be should_be appears_to_be seems(?:_to_be)? looks sounds ist est es è é")
+_IS = _any("is are was must_be has_to_be would_be should_be appears_to_be seems(?:_to_be)? looks sounds stands_out_as ist est es è é")
 _RIGHT = _any(
     "correct right best answer way pick choice all_that bonne richtige? korrekt correcta correcte corretta correta"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
-    rf"({_GROUP})(?:[:.)] (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: {_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b| (?:richtig|korrekt)\b"
-    r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|对|正しい|正解|정답|맞))"
+    rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
+    rf"(?: (?:which )?{_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b| (?:richtig|korrekt)\b"
+    r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適切|对|正しい|正解|정답|맞))"
 )
-# "B: yes", "(B) True.", "| B | ✅ |".
+_YES = (
+    rf"(?:[✓✔✅]|(?i:{_any('yes yep true correct right accept(?:ed)? keep richtig vrai corret[ao] correcta')})"
+    r"(?= ?(?:[.,;!|(–—\n]|$|- | -)))"
+)
+# "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
-    rf"({_GROUP})(?: ?[:.|?)–—-])? ?(?:[✓✔✅]|(?i:yes|true|correct|right|richtig|vrai)(?= ?(?:[.,;|(–—\n]|$|- | -)))"
-    rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅]$",
+    rf"(?<!= )({_GROUP})(?: ?[:.|?)–—-])? ?{_YES}"
+    rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]) {_YES}"
+    rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$",
     re.MULTILINE,
 )
 # What may be said of several decides where it is said of one only.
 _FITTING = _any(
-    "fits? works? match(?:es)? satisf(?:y|ies) best better makes?_(?:the_)?(?:most_|more_)?sense describes_it_best"
+    "is_in(?=[.,;]) trifft_zu only fits? works? match(?:es)? satisf(?:y|ies) best better makes?_(?:the_)?(?:most_|more_)?sense describes_it(?:_best|_exactly)"
     " (?:remains?|survives?|holds?|stands?|wins|passes|follows|it_is)(?=[.,;!]|_it|$)"
 )
 _FITS = re.compile(
-    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('options? choices? answers? statements? so and but that only because is')}) )"
+    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('options? choices? answers? statements? sentence so and but that only nur because is think believe these')}) )"
     rf"({_GROUP}) (?:{_FITTING}"
-    rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what it true left consistent reasonable')})\b"
+    rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what it true left consistent reasonable necessary letter')})\b"
+    rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-z])"
 )
 _LEADS = _any(
     "arrived?_at settled?_on looks_like money_on bet_on goes_to mark circle expects es это listed_as "
     "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except choose chose pick select say "
-    "answer choosing picking selecting wähle choisis elijo antwort réponse respuesta ответ chọn đáp_án vote_for "
+    "answer würde ans return prints выбира(?:ю|ем) trifft me_quedo_con choosing picking selecting wähle choisis elijo antwort réponse respuesta ответ chọn đáp_án vote_for "
     "go(?:ing)?_(?:with|for) towards? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? makes? "
-    "consistent_with (?:corresponds?|points?|leads?|it|switch)_to (?:must|has_to|have_to|should|can_only)_be "
+    "looking_for consistent_with (?:corresponds?|points?|leads?|it|switch)_to (?:must|has_to|have_to|should|can_only)_be "
     "(?:it|that|c|answer)['’](?:s|est) es_la answer,[^,\\n]{1,40},_is agit_de only верно correction: correct:"
 )
 _SUBJECT = _any(
@@ -112,13 +124,13 @@ _SUBJECT = _any(
     "richtig lösung antwort antwoord réponse opción correcta? bonne svar risposta "
     "alternativa opção response verdict вариант odpowiedź правильным"
 )
-_EQUALS = _any("is are was be ist est es è é är to является [—:]")
+_EQUALS = _any("is are was be ist est es è é är to является")
 # "so B", "we choose B", "which leaves B", "the exception is B", and a letter that is a sentence by itself at the end of
 # a line.
 _SO = re.compile(
-    rf"(?i:(?:\b{_LEADS}(?!\w)|\b{_SUBJECT}\b[^.,;:\n…]{{0,60}}? {_EQUALS}(?!\w)"
-    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>)[ ,:]{{0,3}}{_NAMED})({_GROUP})(?! ?:){_END}"
-    rf"|(?:^(?:\d+[.)] )?|[.!?:;,…] ?)(?i:{_NAMED})({_GROUP})[.!…]*$",
+    rf"(?i:(?:\b{_LEADS}(?!\w)|\b{_SUBJECT}\b[^.,;:\n…]{{0,60}}?(?: {_EQUALS}(?!\w)| ?[—:])"
+    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= (?:option|choice|answer)))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
+    rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})[.!…]*$",
     re.MULTILINE,
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
@@ -129,30 +141,46 @@ _BEFORE = _any(
 _FOLLOWED = _any("is was does has says tells stands itself because since as in for due then maybe") + r"\b"
 _MENTIONED = re.compile(
     rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?<!\bA)(?! (?!{_FOLLOWED})[a-zа-яёçğşıöü])"
+    rf"|\b(?i:option|choice|answer|letter|statement|sentence) ({_LETTER})"
     rf"|(?:^|[,:;] |\b(?i:{_BEFORE}) )(A)(?= {_FOLLOWED}| ?[(),.;:!?]|\W*$)"
 )
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
+# "The nearest is B", "this is listed as option B", which may be said of other things than the answer.
+_STATED = _any("is are being be becomes it['’]s gives? get makes? in as by under 것은")
+_PREDICATE = re.compile(
+    rf"(?i:(?<!so )\b{_STATED}(?: (?:that|to|of|in|listed|given|stated|best|described|by|as|under|just|what)){{0,4}} {_NAMED})"
+    rf"({_GROUP}){_END}|\b(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
+)
 _LAST_WORD = re.compile(r"(?<![A-Za-zΑ-ω0-9])[(\[](?:option |choice )?([A-Z])[)\]][.!]?$", re.MULTILINE)
 
+_FILLER = _any(
+    "i think it['’]?s um+ uh+ h+m+ lol maybe perhaps probably prob definitely i['’]?m pretty sure guess my ok so well imo i['’]?d say go with"
+)
+# "hmm, d maybe?"
+_CASUAL = re.compile(rf"(?:{_FILLER}\W+){{0,9}}[(\[]?([a-j])\b[^\w=+^]*(?:\b{_FILLER}\W*){{0,9}}", re.IGNORECASE)
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
-    r"\b(?:if(?! i had)|whether|suppose|assum\w+|unless|(?<!\bis )why|how)\b|无法|是否", re.IGNORECASE
+    r"\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|(?<!\bis )(?<!['’]s )why|how)\b|无法|是否", re.IGNORECASE
 )
 _DOUBT = _any(
     "doubt unclear unsure nobody no_one wrong_to may maybe perhaps possibly might could initially at_first was_going "
     "common tempt\\w+ many some often people others"
 )
 _UNSURE = re.compile(
-    rf"\b{_DOUBT}\b|(?:\bnot|n['’]t) (?:think|believe|say|know|mean|clear|sure|certain|true that)\b",
+    rf"\b{_DOUBT}\b|(?<!\bi )(?<!\bwe )would (?:choose|pick|say|answer)\b|(?:\bnot|n['’]t) (?:think|believe|say|know|mean|clear|sure|certain|true that)\b",
     re.IGNORECASE,
 )
-# "options A to D" are all of them, and none is chosen.
-_ALL_OF = re.compile(rf"{_LETTER} ?(?:to|through|[–-]) ?{_LETTER}")
+# "A to D", and what the text of an option or of a list of them says ("E. A and B"): none is chosen.
+_ALL_OF = re.compile(
+    rf"{_LETTER} ?(?:to|through|[–-]) ?{_LETTER}|(?<=[A-Z][.):] )(?i:both |either |neither )?{_LETTER},? ?{_AND} {_LETTER}"
+    rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
+)
 _NO_CHOICE = re.compile(  # a sentence that denies a letter, or only looks at it
     r"\b(?:wrong|incorrect|false|out|fails?|too|reject\w*|eliminat\w+|neither|no|plausible|possible|tempting|consider\w*"
     r"|look\w*|examin\w+|letter)\b|n['’]t\b|✗|✘|❌",
     re.IGNORECASE,
 )
+_NOT = re.compile(r"\b(?:not?|never|neither|wrong|false|incorrect|except)\b|n['’]t\b")
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
 _CONDITION = re.compile(r"[^.!;\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
 
@@ -219,14 +247,16 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
 
     ``read_choice("It is not (A). The answer is (B).")`` is ``{"B"}``.
     """
-    text = plain(reply(answer)).strip()
+    text = _lettered(plain(reply(answer)).strip(), letters, options)
     boxes = boxed(text)
     if boxes:
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()
     bare = _ALL_OF.sub("…", _bare(text))
-    denials = [(match.start(), _named(match[1])) for match in _DENIED.finditer(bare)]
+    denials = [(match.start(), _last_group(match)) for match in _DENIED.finditer(bare)]
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
+    if casual := _CASUAL.fullmatch(bare):
+        return frozenset(casual[1].upper()) & set(letters)
     if "\n" not in bare and len(bare.split()) <= 3 and (whole := _committed(bare, letters, options)):
         return whole
     for start, found in reversed(_statements(bare, letters, options)):
@@ -235,10 +265,10 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     lines = [line for line in bare.splitlines() if line.strip()]
     looked_at = [] if _lists_options(bare) else [*lines[-1:], *lines[:1]]
     for line in looked_at:
-        if found := _committed(line, letters, options):
+        if found := _committed(line, letters, options) or (_only_named(line) if options else frozenset()):
             return found
-    for pattern in (_FITS, _LAST_WORD):
-        kept = [_named(match[1]) for match in pattern.finditer(bare) if _asserted(bare, match.start(), match.end(1))]
+    for pattern in (_PREDICATE, _FITS, _LAST_WORD):
+        kept = [_last_group(match) for match in pattern.finditer(bare) if _asserted(bare, match.start(), match.end())]
         left = frozenset().union(*kept) - frozenset().union(*(denied for _, denied in denials))
         if len(left) == 1 and left <= set(letters):
             return left
@@ -249,22 +279,29 @@ def _only_one_left(text: str, denials: Sequence[tuple[int, frozenset[str]]]) -> 
     """The only letter that the last sentence speaks of and does not deny."""
     sentences = [sentence for sentence in _SENTENCES.split(text) if sentence.strip()]
     last = sentences[-1].rstrip(" .!") if sentences else ""
+    if len(sentences) > 1 and text.rstrip()[-1] not in ".!)…":  # cut off
+        return frozenset()
     if _lists_options(text) or not _asserted(last, 0, len(last)) or "?" in last or _NO_CHOICE.search(last):
         return frozenset()
-    found = frozenset().union(*(_named(match[match.lastindex or 0]) for match in _MENTIONED.finditer(last)))
+    found = frozenset().union(*map(_last_group, _MENTIONED.finditer(last)))
     denied = frozenset().union(*(letters for _, letters in denials))
     spoken_of = _named("".join(re.findall(_LETTER, last))) - denied
     return found if len(found) == 1 and found == spoken_of else frozenset()
+
+
+def _only_named(line: str) -> frozenset[str]:
+    """The only letter in brackets of a short line that denies nothing."""
+    found = _named("".join(re.findall(_BRACKETS, line)))
+    return found if len(found) == 1 and len(line) <= 100 and "?" not in line and not _NOT.search(line) else frozenset()
 
 
 def _statements(text: str, letters: str, options: Sequence[str]) -> list[tuple[int, frozenset[str]]]:
     """Where a text says that letters are the answer, and which, in order."""
     said = [(one.start, one.start, _committed(one.text[:300], letters, options)) for one in announced(text)]
     for match in [*_SO.finditer(text), *_CALLED_RIGHT.finditer(text)]:
-        group = match.lastindex or 0
-        said.append((match.start(), match.end(group), _named(match[group])))
+        said.append((match.start(), match.end(match.lastindex or 0), _last_group(match)))
     if verdicts := list(_VERDICT.finditer(text)):  # of a list of verdicts, all the letters that are right
-        found = frozenset().union(*(_named(match[match.lastindex or 0]) for match in verdicts))
+        found = frozenset().union(*map(_last_group, verdicts))
         said.append((verdicts[-1].start(), verdicts[-1].end(), found))
     kept = [(start, found) for start, end, found in said if found and _asserted(text, start, end)]
     return sorted(kept, key=lambda one: one[0])
@@ -279,7 +316,7 @@ def _asserted(text: str, start: int, end: int) -> bool:
 
 def _lists_options(text: str) -> bool:
     """Whether the last two letters with a text of their own follow each other: "(A) red (B) blue" makes no choice."""
-    labels = [match[1] for match in _OF_LIST.finditer(text + " ")]
+    labels = [match[1] for match in _OF_LIST.finditer(text)]
     return len(labels) > 1 and ord(labels[-1]) == ord(labels[-2]) + 1
 
 
@@ -292,7 +329,7 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
     if match := _CHOSEN.match(bare):
         found = _named(match[1])
         return found if found <= set(letters) else frozenset()
-    lone = re.match(r"(?:(?:option|choice|answer) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)|$)", bare, re.IGNORECASE)
+    lone = re.match(r"(?:(?:option|choice|answer|ans\.?) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)(?!is not|are|was|not?\b)|$)", bare, re.IGNORECASE)
     return frozenset(lone[1].upper()) & set(letters) if lone else frozenset()
 
 
@@ -300,24 +337,40 @@ def _bare(text: str) -> str:
     return _SPACES.sub(" ", _MARKUP.sub("", text)).strip().lstrip("-•>→✅✔️👉 ")
 
 
+def _last_group(match: re.Match[str]) -> frozenset[str]:
+    """The letters of the group of a pattern that took part."""
+    return _named(match[match.lastindex or 0])
+
+
 def _named(group: str) -> frozenset[str]:
     return frozenset(re.findall(r"[A-Z]", group))
 
 
 def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
-    """The option whose text it is, or the only one that a short sentence names and does not deny."""
+    """The options whose text it is."""
     said = normalize(_bare(text))
-    texts = {letter: normalize(_bare(option)) for letter, option in zip(letters, options, strict=False)}
-    exact = frozenset(letter for letter, option in texts.items() if option == said)
-    if exact or len(said) > 100 or "?" in text:
-        return exact
-    named = {
-        letter: option
-        for letter, option in texts.items()
-        if option and re.search(rf"(?<![\w.,/-]){re.escape(option)}(?![\w/]|[.,]\d)", said)
-    }
-    if len(named) != 1:
-        return frozenset()
-    (option,) = named.values()
-    denied = re.search(r"\b(?:not?|never|neither|wrong|false|incorrect|except)\b|n['’]t\b", said.replace(option, ""))
-    return frozenset() if denied else frozenset(named)
+    return frozenset(letter for letter, option in zip(letters, options, strict=False) if normalize(_bare(option)) == said)
+
+
+def _lettered(text: str, letters: str, options: Sequence[str]) -> str:
+    """``text`` with letters in brackets for the texts of options: "It's Rome, not Paris." is "It's (D), not (B).".
+
+    Short texts, and those that may judge other options ("True"), are replaced in quotes only.
+    """
+    named: dict[str, str] = {}
+    patterns = []
+    for letter, option in sorted(zip(letters, options, strict=False), key=lambda one: -len(one[1])):
+        words = normalize(_ARTICLE.sub("", plain(option).strip(" $")))
+        if not words or (len(words) == 1 and words.isalpha()) or words in named:
+            continue
+        named[words] = letter
+        pattern = r"\s+".join(map(re.escape, words.split()))
+        if words[0].isascii() or words[0].islower():
+            pattern = rf"(?<![\w.,/-]){pattern}"
+        if words[-1].isascii() or words[-1].islower():
+            pattern += r"(?![\w/]|[.,]\d)"
+        patterns.append(rf'["“]{pattern}[.,]?["”]' if _JUDGES.fullmatch(words) else pattern)
+    if not named:
+        return text
+    found = re.compile(rf"(?:(?<!\w){_ARTICLE.pattern[1:]})?({'|'.join(patterns)})", re.IGNORECASE)
+    return found.sub(lambda match: f"({named.get(normalize(match[1]), '…')})", text)

@@ -24,7 +24,8 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
 )
-_TAGS = ("answer", "final_answer", "solution")
+_TAGS = ("answer", "final_answer", "solution", "final")
+_KEYS = ("answer", "final_answer", "answer_letter", "choice", "correct_answer", "prediction")
 # Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
 _TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
@@ -135,7 +136,7 @@ def _in_json(text: str) -> str:
     except (ValueError, RecursionError):
         return ""
     named = {str(name).casefold(): value for name, value in found.items()} if isinstance(found, dict) else {}
-    answer = named.get("answer", named.get("final_answer"))
+    answer = next((named[name] for name in _KEYS if name in named), None)
     return str(answer) if isinstance(answer, str | int | float) else ""
 
 
