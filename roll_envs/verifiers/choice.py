@@ -25,12 +25,13 @@ def _any(words: str) -> str:
 
 # Text styles of LaTeX, and signs of Markdown.
 _MARKUP = re.compile(
-    r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"“”«»「」【】]|(?<![A-Za-z])'|'(?![A-Za-z])"
+    r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|\[\[|\]\]|<<|>>|(?<!#)##(?!#)|[*_`${}\\\"“”«»「」【】]|(?<![A-Za-z])'|'(?![A-Za-z])"
 )
 _SPACES = re.compile(r"[^\S\n]+|~")
 
 # Texts of options that also judge others, or are words of any sentence.
-_JUDGES = re.compile(r"[a-zà-ÿа-я]{1,3}|true|false|right|wrong|correct|incorrect|maybe|none|both|were|have|that|this|with")
+_JUDGES = re.compile(r"[a-zà-ÿа-я]{1,2}|yes|not|and|the|are|was|has|had|one|two|all|for|any|can|may|true|false|right|wrong|correct"
+    r"|incorrect|maybe|none|both|were|have|that|this|with")
 _ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNORECASE)
 
 # -- letters -----------------------------------------------------------------------------------------------------------
@@ -39,26 +40,27 @@ _ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNOR
 _BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
 _LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
 _AND = _any("and or nor und oder et ou y и noch ni")
-_GROUP = rf"{_LETTER}(?:(?: \([a-z][^()\n]{{0,60}}\))? ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
-_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|(?<![a-z])\s|ption |hoice |ement )[(\[]?([A-Z])[).:\]] (?=\S)", re.MULTILINE)
+_REMARK = r"(?: \([a-z][^()\n]{0,60}\))?"
+_GROUP = rf"{_LETTER}(?:{_REMARK} ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
+_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|(?<![a-z])\s|ption |hoice |ement )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE)
 
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_likely actually simply in_fact "
-    "also both all only just ultimately the our my your final la le die"
+    "also both all only just and_finally finally ultimately the our my your final la le die"
 )
 _NAMED = (
     rf"(?:\((?=(?-i:[a-z])))?(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?"
     + _any("options? choices? letters? answers? statements? sentence opción letra réponse antwort alternativa вариант утверждение")
-    + r")\b[ :]{0,3}|选项){0,6}+<?"
+    + r")\b[ :]{0,3}|选项|選項|選択肢){0,6}+<?"
 )
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
-    "because since as for in on from above below to_me only it_is here although (?:even_)?though with rather_than over by "
+    "because since as for in on from above below to_me only qui it_is here although (?:even_)?though with rather_than over by "
     "that correct right richtig korrekt zu wählen the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b|(?:选项|選項|项|項)(?![错不误誤])"
-    r"|です|である|だ|とな|번|입니다|이다|है|seçeneği)))(?!\W{0,3}(?:incorrect|wrong|false)\b|\W{0,2}[:.)|?] no\b)"
+    r"|です|である|だ|とな|번|입니다|이다|है|seçeneği)))(?!\W{0,3}(?:incorrect|wrong|false|which (?:is|was) wrong)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
@@ -75,12 +77,12 @@ _ABOUT = _any(
 _DENIED = re.compile(
     rf"(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false)(?: (?i:options?|answers?|choices?))?:) ?({_GROUP})|"
     rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})[: ]{{0,2}}"
-    rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
+    rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+{_REMARK},? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
     re.MULTILINE,
 )
 _IS = _any("is are was must_be has_to_be would_be should_be appears_to_be seems(?:_to_be)? looks sounds stands_out_as ist est es è é")
 _RIGHT = _any(
-    "correct right best answer way pick choice all_that bonne richtige? korrekt correcta correcte corretta correta"
+    "correct right best answer way pick choice exception winner all_that bonne richtige? korrekt correcta correcte corretta correta"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
@@ -89,8 +91,8 @@ _CALLED_RIGHT = re.compile(
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適切|对|正しい|正解|정답|맞))"
 )
 _YES = (
-    rf"(?:[✓✔✅]|(?i:{_any('yes yep true correct right accept(?:ed)? keep richtig vrai corret[ao] correcta')})"
-    r"(?= ?(?:[.,;!|(–—\n]|$|- | -)))"
+    rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_any('yes yep true correct right accept(?:ed)? keep richtig vrai corret[ao] correcta')})"
+    r"(?= ?(?:[.,;!|(–—\n]|$|- | -|because|since)))"
 )
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
@@ -109,26 +111,28 @@ _FITS = re.compile(
     rf"({_GROUP}) (?:{_FITTING}"
     rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what it true left consistent reasonable necessary letter')})\b"
     rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-z])"
+    rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
 _LEADS = _any(
-    "arrived?_at settled?_on looks_like money_on bet_on goes_to mark circle expects es это listed_as "
-    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except choose chose pick select say "
-    "answer würde ans return prints выбира(?:ю|ем) trifft me_quedo_con choosing picking selecting wähle choisis elijo antwort réponse respuesta ответ chọn đáp_án vote_for "
-    "go(?:ing)?_(?:with|for) towards? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? makes? "
-    "looking_for consistent_with (?:corresponds?|points?|leads?|it|switch)_to (?:must|has_to|have_to|should|can_only)_be "
-    "(?:it|that|c|answer)['’](?:s|est) es_la answer,[^,\\n]{1,40},_is agit_de only верно correction: correct:"
+    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only верно (?:correction|correct|decision|conclusion): "
+    "c['’]est answer['’]s это choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say lean supports? answer ans mark circle return prints wähle würde "
+    "choisis elijo antwort réponse respuesta ответ выбира(?:ю|ем) chọn đáp_án trifft me_quedo_con por agit_de 것은 "
+    "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to vote_for go(?:ing)?_(?:with|for) towards? "
+    "expects gives? get makes? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
+    "(?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
 )
-_SUBJECT = _any(
-    "it es this that which answers? solution options? choices? (?:right|correct|false|true|best|only)_one one_out "
-    "exception statements? picks? fit match winner guess "
-    "richtig lösung antwort antwoord réponse opción correcta? bonne svar risposta "
-    "alternativa opção response verdict вариант odpowiedź правильным"
+# "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
+_IS_SAID = _any("(?<!so_)is are was being becomes be (?:it|that)['’]s ist est es è é är este là sería является")
+_SUBJECT = re.compile(
+    r"\b(?:it|this|that|which|what)(?: \w+)? ?\||[(\[]|"
+    rf"\b{_any('answers? solution options? choices? statements? (?:right|correct|false|true|best|only)_one exception picks?')}\b|"
+    rf"\b{_any('richtig antwor[td] réponse correcta? bonne svar ris?posta opción opção вариант верный guess winner')}\b",
+    re.IGNORECASE,
 )
-_EQUALS = _any("is are was be ist est es è é är to является")
 # "so B", "we choose B", "which leaves B", "the exception is B", and a letter that is a sentence by itself at the end of
 # a line.
 _SO = re.compile(
-    rf"(?i:(?:\b{_LEADS}(?!\w)|\b{_SUBJECT}\b[^.,;:\n…]{{0,60}}?(?: {_EQUALS}(?!\w)| ?[—:])"
+    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS_SAID}))(?: (?:that|to|of|in|by|as|under|with|best|listed|given|stated|described)){{0,4}}(?!\w)"
     rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= (?:option|choice|answer)))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
     rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})[.!…]*$",
     re.MULTILINE,
@@ -145,22 +149,16 @@ _MENTIONED = re.compile(
     rf"|(?:^|[,:;] |\b(?i:{_BEFORE}) )(A)(?= {_FOLLOWED}| ?[(),.;:!?]|\W*$)"
 )
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
-# "The nearest is B", "this is listed as option B", which may be said of other things than the answer.
-_STATED = _any("is are being be becomes it['’]s gives? get makes? in as by under 것은")
-_PREDICATE = re.compile(
-    rf"(?i:(?<!so )\b{_STATED}(?: (?:that|to|of|in|listed|given|stated|best|described|by|as|under|just|what)){{0,4}} {_NAMED})"
-    rf"({_GROUP}){_END}|\b(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
-)
-_LAST_WORD = re.compile(r"(?<![A-Za-zΑ-ω0-9])[(\[](?:option |choice )?([A-Z])[)\]][.!]?$", re.MULTILINE)
-
 _FILLER = _any(
-    "i think it['’]?s um+ uh+ h+m+ lol maybe perhaps probably prob definitely i['’]?m pretty sure guess my ok so well imo i['’]?d say go with"
+    "tl;dr i think it['’]?s um+ uh+ h+m+ lol maybe perhaps probably prob definitely i['’]?m pretty sure guess my ok so well imo i['’]?d say go with"
 )
-# "hmm, d maybe?"
-_CASUAL = re.compile(rf"(?:{_FILLER}\W+){{0,9}}[(\[]?([a-j])\b[^\w=+^]*(?:\b{_FILLER}\W*){{0,9}}", re.IGNORECASE)
+# A letter in a text of small letters: "its b lol".
+_SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
+# "hmm, D maybe?"
+_CASUAL = re.compile(rf"(?:{_FILLER}\W+){{0,9}}[(\[]?([A-J])\b[^\w=+^]*(?:\b{_FILLER}\W*){{0,9}}", re.IGNORECASE)
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
-    r"\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|(?<!\bis )(?<!['’]s )why|how)\b|无法|是否", re.IGNORECASE
+    r"\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!\bis )(?<!['’]s )why|how)\b|无法|是否", re.IGNORECASE
 )
 _DOUBT = _any(
     "doubt unclear unsure nobody no_one wrong_to may maybe perhaps possibly might could initially at_first was_going "
@@ -176,13 +174,13 @@ _ALL_OF = re.compile(
     rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
 )
 _NO_CHOICE = re.compile(  # a sentence that denies a letter, or only looks at it
-    r"\b(?:wrong|incorrect|false|out|fails?|too|reject\w*|eliminat\w+|neither|no|plausible|possible|tempting|consider\w*"
+    r"\b(?:not|wrong|incorrect|false|out|fails?|too|reject\w*|eliminat\w+|neither|no|plausible|possible|tempting|consider\w*"
     r"|look\w*|examin\w+|letter)\b|n['’]t\b|✗|✘|❌",
     re.IGNORECASE,
 )
 _NOT = re.compile(r"\b(?:not?|never|neither|wrong|false|incorrect|except)\b|n['’]t\b")
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
-_CONDITION = re.compile(r"[^.!;\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
+_CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
 
 
 class ChoiceVerifier:
@@ -253,25 +251,32 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()
     bare = _ALL_OF.sub("…", _bare(text))
+    if bare == bare.lower():
+        bare = _SMALL.sub(lambda match: match[0].upper(), bare)
     denials = [(match.start(), _last_group(match)) for match in _DENIED.finditer(bare)]
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
     if casual := _CASUAL.fullmatch(bare):
         return frozenset(casual[1].upper()) & set(letters)
     if "\n" not in bare and len(bare.split()) <= 3 and (whole := _committed(bare, letters, options)):
         return whole
-    for start, found in reversed(_statements(bare, letters, options)):
+    statements, likely = _statements(bare, letters, options)
+    for start, found in reversed(statements):
         if found <= set(letters) and not any(denied & found for at, denied in denials if at > start):
             return found
     lines = [line for line in bare.splitlines() if line.strip()]
     looked_at = [] if _lists_options(bare) else [*lines[-1:], *lines[:1]]
     for line in looked_at:
-        if found := _committed(line, letters, options) or (_only_named(line) if options else frozenset()):
+        if found := _committed(line, letters, options):
             return found
-    for pattern in (_PREDICATE, _FITS, _LAST_WORD):
-        kept = [_last_group(match) for match in pattern.finditer(bare) if _asserted(bare, match.start(), match.end())]
-        left = frozenset().union(*kept) - frozenset().union(*(denied for _, denied in denials))
-        if len(left) == 1 and left <= set(letters):
-            return left
+    kept = [_last_group(match) for match in _FITS.finditer(bare) if _asserted(bare, match.start(), match.end())]
+    left = frozenset().union(*kept, *likely) - frozenset().union(*(denied for _, denied in denials))
+    if len(left) == 1 and left <= set(letters):
+        return left
+    sentences = [sentence for sentence in _SENTENCES.split(bare) if sentence.strip()]
+    for sentence in (sentences[-1:] + (sentences[:1] if options else [])):
+        named = _only_named(sentence)
+        if named and (options or named == _named("".join(re.findall(_BRACKETS, bare)))):
+            return named & set(letters)
     return _only_one_left(bare, denials) & set(letters)
 
 
@@ -289,22 +294,31 @@ def _only_one_left(text: str, denials: Sequence[tuple[int, frozenset[str]]]) -> 
     return found if len(found) == 1 and found == spoken_of else frozenset()
 
 
-def _only_named(line: str) -> frozenset[str]:
-    """The only letter in brackets of a short line that denies nothing."""
-    found = _named("".join(re.findall(_BRACKETS, line)))
-    return found if len(found) == 1 and len(line) <= 100 and "?" not in line and not _NOT.search(line) else frozenset()
+def _only_named(sentence: str) -> frozenset[str]:
+    """The only letter in brackets of a sentence that denies nothing."""
+    found = _named("".join(re.findall(_BRACKETS, sentence)))
+    certain = _asserted(sentence, 0, len(sentence.rstrip(" .!"))) and "?" not in sentence and not _NOT.search(sentence)
+    return found if len(found) == 1 and certain else frozenset()
 
 
-def _statements(text: str, letters: str, options: Sequence[str]) -> list[tuple[int, frozenset[str]]]:
-    """Where a text says that letters are the answer, and which, in order."""
+def _statements(
+    text: str, letters: str, options: Sequence[str]
+) -> tuple[list[tuple[int, frozenset[str]]], list[frozenset[str]]]:
+    """Where a text says that letters are the answer, and which, in order; and those that it says something to be."""
+    likely: list[frozenset[str]] = []
     said = [(one.start, one.start, _committed(one.text[:300], letters, options)) for one in announced(text)]
     for match in [*_SO.finditer(text), *_CALLED_RIGHT.finditer(text)]:
-        said.append((match.start(), match.end(match.lastindex or 0), _last_group(match)))
+        start, end, found = match.start(), match.end(match.lastindex or 0), _last_group(match)
+        before = _CLAUSE.split(text[max(0, start - 60) : start])[-1]
+        if match.re is _CALLED_RIGHT or not match["is"] or _SUBJECT.search(f"{before}|{match[0]}"):
+            said.append((start, end, found))
+        elif _asserted(text, start, end):
+            likely.append(found)
     if verdicts := list(_VERDICT.finditer(text)):  # of a list of verdicts, all the letters that are right
         found = frozenset().union(*map(_last_group, verdicts))
         said.append((verdicts[-1].start(), verdicts[-1].end(), found))
     kept = [(start, found) for start, end, found in said if found and _asserted(text, start, end)]
-    return sorted(kept, key=lambda one: one[0])
+    return sorted(kept, key=lambda one: one[0]), likely
 
 
 def _asserted(text: str, start: int, end: int) -> bool:
@@ -329,7 +343,7 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
     if match := _CHOSEN.match(bare):
         found = _named(match[1])
         return found if found <= set(letters) else frozenset()
-    lone = re.match(r"(?:(?:option|choice|answer|ans\.?) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)(?!is not|are|was|not?\b)|$)", bare, re.IGNORECASE)
+    lone = re.match(r"(?:(?:option|choice|answer|ans\.?) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)(?!(?:and|or|is not|are|was|not?)\b)|$)", bare, re.IGNORECASE)
     return frozenset(lone[1].upper()) & set(letters) if lone else frozenset()
 
 
@@ -355,7 +369,7 @@ def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
 def _lettered(text: str, letters: str, options: Sequence[str]) -> str:
     """``text`` with letters in brackets for the texts of options: "It's Rome, not Paris." is "It's (D), not (B).".
 
-    Short texts, and those that may judge other options ("True"), are replaced in quotes only.
+    Short texts, and those that may judge other options ("True"), are replaced in quotes, first and last only.
     """
     named: dict[str, str] = {}
     patterns = []
@@ -369,7 +383,9 @@ def _lettered(text: str, letters: str, options: Sequence[str]) -> str:
             pattern = rf"(?<![\w.,/-]){pattern}"
         if words[-1].isascii() or words[-1].islower():
             pattern += r"(?![\w/]|[.,]\d)"
-        patterns.append(rf'["“]{pattern}[.,]?["”]' if _JUDGES.fullmatch(words) else pattern)
+        if _JUDGES.fullmatch(words):
+            pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?<=: ){pattern}(?=[.!]?$)'
+        patterns.append(pattern)
     if not named:
         return text
     found = re.compile(rf"(?:(?<!\w){_ARTICLE.pattern[1:]})?({'|'.join(patterns)})", re.IGNORECASE)

@@ -25,7 +25,7 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
 )
 _TAGS = ("answer", "final_answer", "solution", "final")
-_KEYS = ("answer", "final_answer", "answer_letter", "choice", "correct_answer", "prediction")
+_KEY = re.compile(r"((final|correct|selected|predicted)_?)?(answer|choice|option|prediction|final)(_?letter)?", re.IGNORECASE)
 # Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
 _TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
@@ -47,7 +47,7 @@ _FOREIGN = {
     "pl": r"\bodpowiedź\s*(?:to\b|:)",
     "tr": r"\b(?:doğru\s+)?cevap\s*:?",
     "ar": r"(?:الإجابة|الجواب)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)",
-    "hi": r"(?:सही\s+)?उत्तर(?:\s+है)?\s*:?",
+    "hi": r"(?:सही\s+)?(?:उत्तर|विकल्प)(?:\s+है)?\s*:?",
 }
 # The parentheses in the middle are for remarks such as "(in cm)".
 _PHRASE = re.compile(
@@ -73,7 +73,10 @@ _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNOR
 
 
 # A base model goes on with a question of its own after its answer.
-_NEXT = re.compile(r"\n[ \t]*\n(?:#{1,9}[ \t]*\n[ \t]*\n?)?(?:Q|Question|Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]")
+_NEXT = re.compile(
+    r"\n(?:[ \t]*\n(?:#{1,9}[ \t]*\n[ \t]*\n?)?(?:Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]"
+    r"|[ \t]*\n\n?The following (?:is|are) |(?:[ \t]*\n)?(?:#{1,9}[ \t]*\n[ \t]*\n?)?(?:Q|Question)\b[ \d]{0,4}[:.])"
+)
 _SHORT_ANSWER = re.compile(r"\W{0,3}(?:[A-J]\b|-?[$\d])[^\n]{0,20}")
 
 
@@ -135,8 +138,7 @@ def _in_json(text: str) -> str:
         found = json.loads(body[max(0, body.rfind("{")) :]) if body.endswith("}") else None
     except (ValueError, RecursionError):
         return ""
-    named = {str(name).casefold(): value for name, value in found.items()} if isinstance(found, dict) else {}
-    answer = next((named[name] for name in _KEYS if name in named), None)
+    answer = next((value for name, value in found.items() if _KEY.fullmatch(name)), None) if isinstance(found, dict) else None
     return str(answer) if isinstance(answer, str | int | float) else ""
 
 
