@@ -23,15 +23,18 @@ def _any(words: str) -> str:
     return "(?:" + "|".join(words.split()).replace("_", " ") + ")"
 
 
-# Text styles of LaTeX, and signs of Markdown.
+# Text styles of LaTeX, signs of Markdown, quotes, and brackets around brackets.
 _MARKUP = re.compile(
-    r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|\[\[|\]\]|<<|>>|(?<!#)##(?!#)|[*_`${}\\\"“”«»「」【】]|(?<![A-Za-z])'|'(?![A-Za-z])"
+    r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|\[\[|\]\]|<<|>>|(?<!#)##(?!#)|[*_`${}\\\"“”«»「」【】]"
+    r"|(?<![A-Za-z])'|'(?![A-Za-z])"
 )
 _SPACES = re.compile(r"[^\S\n]+|~")
 
-# Texts of options that also judge others, or are words of any sentence.
-_JUDGES = re.compile(r"[a-zà-ÿа-я]{1,2}|yes|not|and|the|are|was|has|had|one|two|all|for|any|can|may|true|false|right|wrong|correct"
-    r"|incorrect|maybe|none|both|were|have|that|this|with")
+# Texts of options that may judge others, or are words of any sentence.
+_JUDGES = re.compile(
+    r"[a-zà-ÿа-я]{1,2}|yes|not|and|the|are|was|has|had|one|two|all|for|any|can|may|true|false|right|wrong|correct"
+    r"|incorrect|maybe|none|both|were|have|that|this|with"
+)
 _ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNORECASE)
 
 # -- letters -----------------------------------------------------------------------------------------------------------
@@ -42,47 +45,47 @@ _LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0
 _AND = _any("and or nor und oder et ou y и noch ni")
 _REMARK = r"(?: \([a-z][^()\n]{0,60}\))?"
 _GROUP = rf"{_LETTER}(?:{_REMARK} ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
-_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|(?<![a-z])\s|ption |hoice |ement )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE)
-
+_OF_LIST = re.compile(
+    r"(?:^|\s(?=[(\[])|(?<![a-z])\s|ption |hoice |ement )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE
+)
+_OPTION = "options? choices? letters? answers? statements? sentence opción letra réponse antwort alternativa вариант"
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_likely actually simply in_fact "
     "also both all only just and_finally finally ultimately the our my your final la le die"
 )
-_NAMED = (
-    rf"(?:\((?=(?-i:[a-z])))?(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?"
-    + _any("options? choices? letters? answers? statements? sentence opción letra réponse antwort alternativa вариант утверждение")
-    + r")\b[ :]{0,3}|选项|選項|選択肢){0,6}+<?"
-)
+_NAMED = rf"(?:\((?=(?-i:[a-z])))?(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?{_any(_OPTION)})\b[ :]{{0,3}}|选项|選項|選択肢){{0,6}}+<?"
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
-    "because since as for in on from above below to_me only qui it_is here although (?:even_)?though with rather_than over by "
-    "that correct right richtig korrekt zu wählen the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
+    "because since as for in on from above below to_me only qui it_is here although (?:even_)?though with rather_than "
+    "over by that correct right richtig korrekt zu wählen the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b|(?:选项|選項|项|項)(?![错不误誤])"
-    r"|です|である|だ|とな|번|입니다|이다|है|seçeneği)))(?!\W{0,3}(?:incorrect|wrong|false|which (?:is|was) wrong)\b|\W{0,2}[:.)|?] no\b)"
+    r"|です|である|だ|とな|번|입니다|이다|है|seçeneği)))"
+    r"(?!\W{0,3}(?:incorrect|wrong|false|which (?:is|was) wrong)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
 # -- what is said of letters -------------------------------------------------------------------------------------------
 
-# "not B", "neither A nor B", "rather than option C".
+# "not B", "neither A nor B", "rather than option C", "Incorrect: A, B".
 _NO = _any(
     "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es "
     "runner-up second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
 )
-_ABOUT = _any(
-    "would be to an? the choose pick select say go going with options? choices? answers? letters? statements? is"
-)
+_ABOUT = _any("would be to an? the choose pick select say go going with is " + _OPTION)
 _DENIED = re.compile(
-    rf"(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false)(?: (?i:options?|answers?|choices?))?:) ?({_GROUP})|"
+    rf"(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false)(?: (?i:{_any(_OPTION)}))?:) ?({_GROUP})|"
     rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})[: ]{{0,2}}"
     rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+{_REMARK},? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
     re.MULTILINE,
 )
-_IS = _any("is are was must_be has_to_be would_be should_be appears_to_be seems(?:_to_be)? looks sounds stands_out_as ist est es è é")
+_IS = _any(
+    "(?<!so_)is are was (?:(?:must|has_to|would|should|appears_to)_)?be becomes being seems(?:_to_be)? looks sounds "
+    "stands_out_as (?:it|that)['’]s ist est es è é är este là sería является"
+)
 _RIGHT = _any(
-    "correct right best answer way pick choice exception winner all_that bonne richtige? korrekt correcta correcte corretta correta"
+    "correct right best answer way pick choice exception winner all_that bonne richtige? korrekt corr?et[ao] correct[ae]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
@@ -91,7 +94,7 @@ _CALLED_RIGHT = re.compile(
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適切|对|正しい|正解|정답|맞))"
 )
 _YES = (
-    rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_any('yes yep true correct right accept(?:ed)? keep richtig vrai corret[ao] correcta')})"
+    rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_any('yes yep true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?')})"
     r"(?= ?(?:[.,;!|(–—\n]|$|- | -|because|since)))"
 )
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
@@ -101,84 +104,83 @@ _VERDICT = re.compile(
     rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$",
     re.MULTILINE,
 )
-# What may be said of several decides where it is said of one only.
+# What may be said of several decides where it is said of one only: "B fits best".
 _FITTING = _any(
-    "is_in(?=[.,;]) trifft_zu only fits? works? match(?:es)? satisf(?:y|ies) best better makes?_(?:the_)?(?:most_|more_)?sense describes_it(?:_best|_exactly)"
-    " (?:remains?|survives?|holds?|stands?|wins|passes|follows|it_is)(?=[.,;!]|_it|$)"
+    "is_in(?=[.,;]) trifft_zu only fits? works? match(?:es)? satisf(?:y|ies) best better describes_it(?:_best|_exactly)"
+    " makes?_(?:the_)?(?:most_|more_)?sense (?:remains?|survives?|holds?|stands?|wins|passes|follows|it_is)(?=[.,;!]|_it|$)"
 )
+_MOST = _any("more most better one only what it true left consistent reasonable necessary letter")
 _FITS = re.compile(
-    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('options? choices? answers? statements? sentence so and but that only nur because is think believe these')}) )"
-    rf"({_GROUP}) (?:{_FITTING}"
-    rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what it true left consistent reasonable necessary letter')})\b"
+    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so and but that only nur because is think believe these ' + _OPTION)}) )"
+    rf"({_GROUP}) (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_MOST})\b"
     rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-z])"
     rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
 _LEADS = _any(
-    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only верно (?:correction|correct|decision|conclusion): "
-    "c['’]est answer['’]s это choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say lean supports? answer ans mark circle return prints wähle würde "
-    "choisis elijo antwort réponse respuesta ответ выбира(?:ю|ем) chọn đáp_án trifft me_quedo_con por agit_de 것은 "
-    "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to vote_for go(?:ing)?_(?:with|for) towards? "
-    "expects gives? get makes? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
-    "(?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
+    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only (?:correction|correct|decision): "
+    "c['’]est answer['’]s это верно choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say lean supports? ans mark circle "
+    "return prints wähle würde choisis elijo antwort réponse respuesta ответ выбира(?:ю|ем) chọn đáp_án trifft por agit_de"
+    " me_quedo_con 것은 arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to vote_for towards? "
+    "go(?:ing)?_(?:with|for) expects gives? get makes? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? answer "
+    "consistent_with (?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
 )
-# "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
-_IS_SAID = _any("(?<!so_)is are was being becomes be (?:it|that)['’]s ist est es è é är este là sería является")
-_SUBJECT = re.compile(
-    r"\b(?:it|this|that|which|what)(?: \w+)? ?\||[(\[]|"
-    rf"\b{_any('answers? solution options? choices? statements? (?:right|correct|false|true|best|only)_one exception picks?')}\b|"
-    rf"\b{_any('richtig antwor[td] réponse correcta? bonne svar ris?posta opción opção вариант верный guess winner')}\b",
-    re.IGNORECASE,
-)
-# "so B", "we choose B", "which leaves B", "the exception is B", and a letter that is a sentence by itself at the end of
+# "so B", "we choose B", "which leaves B", "this is listed as B", and a letter that is a sentence by itself at the end of
 # a line.
 _SO = re.compile(
-    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS_SAID}))(?: (?:that|to|of|in|by|as|under|with|best|listed|given|stated|described)){{0,4}}(?!\w)"
-    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= (?:option|choice|answer)))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
+    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}))(?: {_any('that to of in by as under with best listed given stated described')}){{0,4}}"
+    rf"(?!\w)|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)}))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
     rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})[.!…]*$",
     re.MULTILINE,
 )
+# "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
+_SUBJECT = re.compile(
+    r"\b(?:it|this|that|which|what)(?: \w+)? ?\||[(\[]|\b"
+    + _any(
+        "solution exception picks? guess winner (?:right|correct|false|true|best|only)_one richtig antwoord correcta? bonne "
+        "svar risposta opção верный " + _OPTION
+    )
+    + r"\b",
+    re.IGNORECASE,
+)
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
 _BEFORE = _any(
-    "is it's its only in with for to of on under as at by that what makes? gives? says? me then so also from nur это "
-    "options? choices? answers? letters? statements? opción alternativa option réponse"
+    "is it's its only (?<=\\w_)in with for to of on under as at by that what me then so also from nur это " + _OPTION
 )
 _FOLLOWED = _any("is was does has says tells stands itself because since as in for due then maybe") + r"\b"
 _MENTIONED = re.compile(
     rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?<!\bA)(?! (?!{_FOLLOWED})[a-zа-яёçğşıöü])"
-    rf"|\b(?i:option|choice|answer|letter|statement|sentence) ({_LETTER})"
-    rf"|(?:^|[,:;] |\b(?i:{_BEFORE}) )(A)(?= {_FOLLOWED}| ?[(),.;:!?]|\W*$)"
+    rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|(?:^|[,:;] |\b(?i:{_BEFORE}) )(A)(?= {_FOLLOWED}| ?[(),.;:!?]|\W*$)"
 )
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
-_FILLER = _any(
-    "tl;dr i think it['’]?s um+ uh+ h+m+ lol maybe perhaps probably prob definitely i['’]?m pretty sure guess my ok so well imo i['’]?d say go with"
-)
 # A letter in a text of small letters: "its b lol".
 _SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
-# "hmm, D maybe?"
+_FILLER = _any(
+    "tl;dr i think it['’]?s um+ uh+ h+m+ lol maybe perhaps probably definitely i['’]?m pretty sure guess my ok so well "
+    "imo i['’]?d say go with"
+)
+# "Hmm, D maybe?"
 _CASUAL = re.compile(rf"(?:{_FILLER}\W+){{0,9}}[(\[]?([A-J])\b[^\w=+^]*(?:\b{_FILLER}\W*){{0,9}}", re.IGNORECASE)
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
-    r"\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!\bis )(?<!['’]s )why|how)\b|无法|是否", re.IGNORECASE
+    r"\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!\bis )(?<!['’]s )why|how)\b|无法|是否",
+    re.IGNORECASE,
 )
 _DOUBT = _any(
     "doubt unclear unsure nobody no_one wrong_to may maybe perhaps possibly might could initially at_first was_going "
-    "common tempt\\w+ many some often people others"
+    "common tempt\\w+ many some often people others (?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
+    "(?:\\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)"
 )
-_UNSURE = re.compile(
-    rf"\b{_DOUBT}\b|(?<!\bi )(?<!\bwe )would (?:choose|pick|say|answer)\b|(?:\bnot|n['’]t) (?:think|believe|say|know|mean|clear|sure|certain|true that)\b",
-    re.IGNORECASE,
-)
+_UNSURE = re.compile(rf"(?:\b|(?=n['’]t)){_DOUBT}\b", re.IGNORECASE)
 # "A to D", and what the text of an option or of a list of them says ("E. A and B"): none is chosen.
 _ALL_OF = re.compile(
     rf"{_LETTER} ?(?:to|through|[–-]) ?{_LETTER}|(?<=[A-Z][.):] )(?i:both |either |neither )?{_LETTER},? ?{_AND} {_LETTER}"
     rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
 )
 _NO_CHOICE = re.compile(  # a sentence that denies a letter, or only looks at it
-    r"\b(?:not|wrong|incorrect|false|out|fails?|too|reject\w*|eliminat\w+|neither|no|plausible|possible|tempting|consider\w*"
-    r"|look\w*|examin\w+|letter)\b|n['’]t\b|✗|✘|❌",
+    r"\b(?:not|never|wrong|incorrect|false|out|fails?|too|reject\w*|eliminat\w+|neither|no|plausible|possible|tempting"
+    r"|consider\w*|look\w*|examin\w+|letter)\b|n['’]t\b|✗|✘|❌",
     re.IGNORECASE,
 )
-_NOT = re.compile(r"\b(?:not?|never|neither|wrong|false|incorrect|except)\b|n['’]t\b")
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
 _CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
 
@@ -268,52 +270,51 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     for line in looked_at:
         if found := _committed(line, letters, options):
             return found
-    kept = [_last_group(match) for match in _FITS.finditer(bare) if _asserted(bare, match.start(), match.end())]
-    left = frozenset().union(*kept, *likely) - frozenset().union(*(denied for _, denied in denials))
-    if len(left) == 1 and left <= set(letters):
-        return left
-    sentences = [sentence for sentence in _SENTENCES.split(bare) if sentence.strip()]
-    for sentence in (sentences[-1:] + (sentences[:1] if options else [])):
-        named = _only_named(sentence)
-        if named and (options or named == _named("".join(re.findall(_BRACKETS, bare)))):
-            return named & set(letters)
-    return _only_one_left(bare, denials) & set(letters)
+    denied = frozenset().union(*(found for _, found in denials))
+    sentences = [sentence for sentence in _SENTENCES.split(bare) if sentence.strip()] or [""]
+    first, last = sentences[0], sentences[-1]
+    left = [likely - denied]
+    if _settled(last) and (options or _in_brackets(bare) == _in_brackets(last)):
+        left.append(_in_brackets(last))
+    if _settled(first) and options:
+        left.append(_in_brackets(first))
+    cut_off = len(sentences) > 1 and not bare.endswith((".", "!", ")", "…"))
+    if _settled(last) and not cut_off and not _lists_options(bare):
+        left.append(_only_mentioned(last, denied))
+    return next((found for found in left if len(found) == 1 and found <= set(letters)), frozenset())
 
 
-def _only_one_left(text: str, denials: Sequence[tuple[int, frozenset[str]]]) -> frozenset[str]:
-    """The only letter that the last sentence speaks of and does not deny."""
-    sentences = [sentence for sentence in _SENTENCES.split(text) if sentence.strip()]
-    last = sentences[-1].rstrip(" .!") if sentences else ""
-    if len(sentences) > 1 and text.rstrip()[-1] not in ".!)…":  # cut off
-        return frozenset()
-    if _lists_options(text) or not _asserted(last, 0, len(last)) or "?" in last or _NO_CHOICE.search(last):
-        return frozenset()
-    found = frozenset().union(*map(_last_group, _MENTIONED.finditer(last)))
-    denied = frozenset().union(*(letters for _, letters in denials))
-    spoken_of = _named("".join(re.findall(_LETTER, last))) - denied
-    return found if len(found) == 1 and found == spoken_of else frozenset()
+def _in_brackets(text: str) -> frozenset[str]:
+    return _named("".join(re.findall(_BRACKETS, text)))
 
 
-def _only_named(sentence: str) -> frozenset[str]:
-    """The only letter in brackets of a sentence that denies nothing."""
-    found = _named("".join(re.findall(_BRACKETS, sentence)))
-    certain = _asserted(sentence, 0, len(sentence.rstrip(" .!"))) and "?" not in sentence and not _NOT.search(sentence)
-    return found if len(found) == 1 and certain else frozenset()
+def _settled(sentence: str) -> bool:
+    """Whether a sentence denies nothing, asks nothing and supposes nothing."""
+    return (
+        _asserted(sentence, 0, len(sentence.rstrip(" .!"))) and "?" not in sentence and not _NO_CHOICE.search(sentence)
+    )
+
+
+def _only_mentioned(sentence: str, denied: frozenset[str]) -> frozenset[str]:
+    """The letter that a sentence says something of, where it is the only one in it."""
+    found = frozenset().union(*map(_last_group, _MENTIONED.finditer(sentence.rstrip(" .!"))))
+    return found if found == _named("".join(re.findall(_LETTER, sentence))) - denied else frozenset()
 
 
 def _statements(
     text: str, letters: str, options: Sequence[str]
-) -> tuple[list[tuple[int, frozenset[str]]], list[frozenset[str]]]:
+) -> tuple[list[tuple[int, frozenset[str]]], frozenset[str]]:
     """Where a text says that letters are the answer, and which, in order; and those that it says something to be."""
-    likely: list[frozenset[str]] = []
+    likely: frozenset[str] = frozenset()
     said = [(one.start, one.start, _committed(one.text[:300], letters, options)) for one in announced(text)]
-    for match in [*_SO.finditer(text), *_CALLED_RIGHT.finditer(text)]:
+    for match in [*_SO.finditer(text), *_CALLED_RIGHT.finditer(text), *_FITS.finditer(text)]:
         start, end, found = match.start(), match.end(match.lastindex or 0), _last_group(match)
         before = _CLAUSE.split(text[max(0, start - 60) : start])[-1]
-        if match.re is _CALLED_RIGHT or not match["is"] or _SUBJECT.search(f"{before}|{match[0]}"):
+        is_something = match.re is _SO and match["is"] and not _SUBJECT.search(f"{before}|{match[0]}")
+        if match.re is not _FITS and not is_something:
             said.append((start, end, found))
-        elif _asserted(text, start, end):
-            likely.append(found)
+        elif _asserted(text, start, match.end()):
+            likely |= found
     if verdicts := list(_VERDICT.finditer(text)):  # of a list of verdicts, all the letters that are right
         found = frozenset().union(*map(_last_group, verdicts))
         said.append((verdicts[-1].start(), verdicts[-1].end(), found))
@@ -343,7 +344,11 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
     if match := _CHOSEN.match(bare):
         found = _named(match[1])
         return found if found <= set(letters) else frozenset()
-    lone = re.match(r"(?:(?:option|choice|answer|ans\.?) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)(?!(?:and|or|is not|are|was|not?)\b)|$)", bare, re.IGNORECASE)
+    lone = re.match(
+        r"(?:(?:option|choice|answer|ans\.?) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)(?!(?:and|or|is not|are|was|not?)\b)|$)",
+        bare,
+        re.IGNORECASE,
+    )
     return frozenset(lone[1].upper()) & set(letters) if lone else frozenset()
 
 
@@ -363,7 +368,9 @@ def _named(group: str) -> frozenset[str]:
 def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     """The options whose text it is."""
     said = normalize(_bare(text))
-    return frozenset(letter for letter, option in zip(letters, options, strict=False) if normalize(_bare(option)) == said)
+    return frozenset(
+        letter for letter, option in zip(letters, options, strict=False) if normalize(_bare(option)) == said
+    )
 
 
 def _lettered(text: str, letters: str, options: Sequence[str]) -> str:
