@@ -51,13 +51,14 @@ _OF_LIST = re.compile(
 _OPTION = "options? choices? letters? answers? statements? sentence opción letra réponse antwort alternativa вариант"
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_likely actually simply in_fact "
-    "also both all only just and_finally finally ultimately the our my your final la le die"
+    "also both all only just and_finally finally ultimately the our my your final la le die "
+    "i_think its u[hm]+ h+m+ maybe perhaps i_guess i['’]?d_say ok tl;dr"
 )
-_NAMED = rf"(?:\((?=(?-i:[a-z])))?(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?{_any(_OPTION)})\b[ :]{{0,3}}|选项|選項|選択肢){{0,6}}+<?"
+_NAMED = rf"(?:\((?=(?-i:[a-z])))?(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?{_any(_OPTION)})\b[ :,]{{0,3}}|选项|選項|選択肢){{0,6}}+<?"
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
     "because since as for in on from above below to_me only qui it_is here although (?:even_)?though with rather_than "
-    "over by that correct right richtig korrekt zu wählen the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
+    "over by that correct right richtig korrekt zu wählen lol maybe i['’]?m i_think the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b|(?:选项|選項|项|項)(?![错不误誤])"
@@ -144,22 +145,17 @@ _SUBJECT = re.compile(
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
 _BEFORE = _any(
-    "is it's its only (?<=\\w_)in with for to of on under as at by that what me then so also from nur это " + _OPTION
+    "is it's its only get (?<=\\w_)in with for to of on under as at by that what me then so also from nur это "
+    + _OPTION
 )
 _FOLLOWED = _any("is was does has says tells stands itself because since as in for due then maybe") + r"\b"
 _MENTIONED = re.compile(
-    rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?<!\bA)(?! (?!{_FOLLOWED})[a-zа-яёçğşıöü])"
-    rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|(?:^|[,:;] |\b(?i:{_BEFORE}) )(A)(?= {_FOLLOWED}| ?[(),.;:!?]|\W*$)"
+    rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?= {_FOLLOWED}|\W*$| ?[^\w ])"
+    rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|({_BRACKETS})"
 )
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 # A letter in a text of small letters: "its b lol".
 _SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
-_FILLER = _any(
-    "tl;dr i think it['’]?s um+ uh+ h+m+ lol maybe perhaps probably definitely i['’]?m pretty sure guess my ok so well "
-    "imo i['’]?d say go with"
-)
-# "Hmm, D maybe?"
-_CASUAL = re.compile(rf"(?:{_FILLER}\W+){{0,9}}[(\[]?([A-J])\b[^\w=+^]*(?:\b{_FILLER}\W*){{0,9}}", re.IGNORECASE)
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
     r"\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!\bis )(?<!['’]s )why|how)\b|无法|是否",
@@ -257,10 +253,6 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         bare = _SMALL.sub(lambda match: match[0].upper(), bare)
     denials = [(match.start(), _last_group(match)) for match in _DENIED.finditer(bare)]
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
-    if casual := _CASUAL.fullmatch(bare):
-        return frozenset(casual[1].upper()) & set(letters)
-    if "\n" not in bare and len(bare.split()) <= 3 and (whole := _committed(bare, letters, options)):
-        return whole
     statements, likely = _statements(bare, letters, options)
     for start, found in reversed(statements):
         if found <= set(letters) and not any(denied & found for at, denied in denials if at > start):
@@ -268,24 +260,16 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     lines = [line for line in bare.splitlines() if line.strip()]
     looked_at = [] if _lists_options(bare) else [*lines[-1:], *lines[:1]]
     for line in looked_at:
-        if found := _committed(line, letters, options):
+        if found := _committed(line.rstrip("?"), letters, options):
             return found
     denied = frozenset().union(*(found for _, found in denials))
     sentences = [sentence for sentence in _SENTENCES.split(bare) if sentence.strip()] or [""]
-    first, last = sentences[0], sentences[-1]
-    left = [likely - denied]
-    if _settled(last) and (options or _in_brackets(bare) == _in_brackets(last)):
-        left.append(_in_brackets(last))
-    if _settled(first) and options:
-        left.append(_in_brackets(first))
-    cut_off = len(sentences) > 1 and not bare.endswith((".", "!", ")", "…"))
+    last = sentences[-1]
+    cut_off = len(sentences) > 1 and (bare[-1].isalnum() or bare[-1] in ",:(")
+    left = [] if cut_off else [likely - denied]
     if _settled(last) and not cut_off and not _lists_options(bare):
         left.append(_only_mentioned(last, denied))
     return next((found for found in left if len(found) == 1 and found <= set(letters)), frozenset())
-
-
-def _in_brackets(text: str) -> frozenset[str]:
-    return _named("".join(re.findall(_BRACKETS, text)))
 
 
 def _settled(sentence: str) -> bool:
