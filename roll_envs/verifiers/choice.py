@@ -31,10 +31,8 @@ _MARKUP = re.compile(
 _SPACES = re.compile(r"[^\S\n]+|~")
 
 # Texts of options that may judge others, or are words of any sentence.
-_JUDGES = re.compile(
-    r"[a-zà-ÿа-я]{1,2}|yes|not|and|the|are|was|has|had|one|two|all|for|any|can|may|true|false|right|wrong|correct"
-    r"|incorrect|maybe|none|both|were|have|that|this|with"
-)
+_JUDGES = re.compile(r"[a-zà-ÿа-я]{1,2}|yes|not|and|the|are|was|has|true|false|right|wrong|maybe|none|both|one|all")
+_EDGE = "A-Za-zÀ-ʯͰ-ӿ0-9/"
 _ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNORECASE)
 
 # -- letters -----------------------------------------------------------------------------------------------------------
@@ -43,26 +41,27 @@ _ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNOR
 _BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
 _LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
 _AND = _any("and or nor und oder et ou y и noch ni")
-_REMARK = r"(?: \([a-z][^()\n]{0,60}\))?"
-_GROUP = rf"{_LETTER}(?:{_REMARK} ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
-_OF_LIST = re.compile(
-    r"(?:^|\s(?=[(\[])|(?<![a-z])\s|ption |hoice |ement )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE
-)
+_GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
+_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE)
 _OPTION = "options? choices? letters? answers? statements? sentence opción letra réponse antwort alternativa вариант"
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_likely actually simply in_fact "
-    "also both all only just and_finally finally ultimately the our my your final la le die "
-    "i_think its u[hm]+ h+m+ maybe perhaps i_guess i['’]?d_say ok tl;dr"
+    "also both all only just and_finally finally ultimately the our my your final la le die i_think its u[hm]+ h+m+ "
+    "maybe perhaps i_guess i['’]?d_say ok tl;dr"
 )
-_NAMED = rf"(?:\((?=(?-i:[a-z])))?(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?{_any(_OPTION)})\b[ :,]{{0,3}}|选项|選項|選択肢){{0,6}}+<?"
+_NAMED = (
+    r"(?:\((?=(?-i:[a-z])))?"
+    rf"(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?{_any(_OPTION)})\b[ :,]{{0,3}}|选项|選項|選択肢){{0,6}}+<?"
+)
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
-    "because since as for in on from above below to_me only qui it_is here although (?:even_)?though with rather_than "
-    "over by that correct right richtig korrekt zu wählen lol maybe i['’]?m i_think the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
+    "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui it_is here although "
+    "(?:even_)?though with rather_than over by that correct right richtig korrekt zu wählen lol maybe [Ii]['’]?m "
+    "[Ii]_think the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
-    rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b|(?:选项|選項|项|項)(?![错不误誤])"
-    r"|です|である|だ|とな|번|입니다|이다|है|seçeneği)))"
+    rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b"
+    r"|(?:选项|選項|项|項)(?![错不误誤])|です|である|だ|とな|번|입니다|이다|है|seçeneği)))"
     r"(?!\W{0,3}(?:incorrect|wrong|false|which (?:is|was) wrong)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
@@ -71,14 +70,14 @@ _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
 # "not B", "neither A nor B", "rather than option C", "Incorrect: A, B".
 _NO = _any(
-    "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es "
-    "runner-up second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
+    "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up "
+    "second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
 )
 _ABOUT = _any("would be to an? the choose pick select say go going with is " + _OPTION)
 _DENIED = re.compile(
     rf"(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false)(?: (?i:{_any(_OPTION)}))?:) ?({_GROUP})|"
     rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})[: ]{{0,2}}"
-    rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+{_REMARK},? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
+    rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
     re.MULTILINE,
 )
 _IS = _any(
@@ -86,7 +85,7 @@ _IS = _any(
     "stands_out_as (?:it|that)['’]s ist est es è é är este là sería является"
 )
 _RIGHT = _any(
-    "correct right best answer way pick choice exception winner all_that bonne richtige? korrekt corr?et[ao] correct[ae]"
+    "correct right best answer way pick choice exception winner all_that bonne richtige? korrekt corr?et[ao] correcte"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
@@ -94,10 +93,8 @@ _CALLED_RIGHT = re.compile(
     rf"(?: (?:which )?{_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b| (?:richtig|korrekt)\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適切|对|正しい|正解|정답|맞))"
 )
-_YES = (
-    rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_any('yes yep true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?')})"
-    r"(?= ?(?:[.,;!|(–—\n]|$|- | -|because|since)))"
-)
+_TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
+_YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.,;!|(–—\n]|$|- | -|because|since)))"
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
     rf"(?<!= )({_GROUP})(?: ?[:.|?)–—-])? ?{_YES}"
@@ -107,40 +104,37 @@ _VERDICT = re.compile(
 )
 # What may be said of several decides where it is said of one only: "B fits best".
 _FITTING = _any(
-    "is_in(?=[.,;]) trifft_zu only fits? works? match(?:es)? satisf(?:y|ies) best better describes_it(?:_best|_exactly)"
-    " makes?_(?:the_)?(?:most_|more_)?sense (?:remains?|survives?|holds?|stands?|wins|passes|follows|it_is)(?=[.,;!]|_it|$)"
+    "fits? works? match(?:es)? satisf(?:y|ies) only best better describes_it(?:_best|_exactly) "
+    "makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) "
+    "(?:remains?|survives?|holds?|stands?|wins|passes|follows|it_is)(?=[.,;!]|_it\\b|$)"
 )
-_MOST = _any("more most better one only what it true left consistent reasonable necessary letter")
 _FITS = re.compile(
     rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so and but that only nur because is think believe these ' + _OPTION)}) )"
-    rf"({_GROUP}) (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_MOST})\b"
+    rf"({_GROUP}) (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left')})\b"
     rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-z])"
     rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
 _LEADS = _any(
-    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only (?:correction|correct|decision): "
-    "c['’]est answer['’]s это верно choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say lean supports? ans mark circle "
-    "return prints wähle würde choisis elijo antwort réponse respuesta ответ выбира(?:ю|ем) chọn đáp_án trifft por agit_de"
-    " me_quedo_con 것은 arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to vote_for towards? "
-    "go(?:ing)?_(?:with|for) expects gives? get makes? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? answer "
-    "consistent_with (?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
+    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
+    "decision: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say lean mark circle ans answer(?:['’]s)? return "
+    "prints wähle würde trifft choisis réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ "
+    "выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at settled?_on looks_like looking_for agrees?_on money_on "
+    "bet_on goes_to vote_for towards? go(?:ing)?_(?:with|for) supports? expects gives? get makes? "
+    "leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
+    "(?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
 )
-# "so B", "we choose B", "which leaves B", "this is listed as B", and a letter that is a sentence by itself at the end of
-# a line.
+# "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
-    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}))(?: {_any('that to of in by as under with best listed given stated described')}){{0,4}}"
-    rf"(?!\w)|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)}))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
+    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}))"
+    rf"(?: {_any('that to of in by as under with best listed given stated described')}){{0,4}}(?!\w)"
+    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)}))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
     rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})[.!…]*$",
     re.MULTILINE,
 )
 # "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
 _SUBJECT = re.compile(
-    r"\b(?:it|this|that|which|what)(?: \w+)? ?\||[(\[]|\b"
-    + _any(
-        "solution exception picks? guess winner (?:right|correct|false|true|best|only)_one richtig antwoord correcta? bonne "
-        "svar risposta opção верный " + _OPTION
-    )
-    + r"\b",
+    r"\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one|"
+    rf"{_any('solution exception guess winner richtig correcta? bonne risposta ' + _OPTION)}\b)|[(\[]",
     re.IGNORECASE,
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
@@ -148,7 +142,7 @@ _BEFORE = _any(
     "is it's its only get (?<=\\w_)in with for to of on under as at by that what me then so also from nur это "
     + _OPTION
 )
-_FOLLOWED = _any("is was does has says tells stands itself because since as in for due then maybe") + r"\b"
+_FOLLOWED = _any("is does stands itself because then due") + r"\b"
 _MENTIONED = re.compile(
     rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?= {_FOLLOWED}|\W*$| ?[^\w ])"
     rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|({_BRACKETS})"
@@ -169,12 +163,12 @@ _DOUBT = _any(
 _UNSURE = re.compile(rf"(?:\b|(?=n['’]t)){_DOUBT}\b", re.IGNORECASE)
 # "A to D", and what the text of an option or of a list of them says ("E. A and B"): none is chosen.
 _ALL_OF = re.compile(
-    rf"{_LETTER} ?(?:to|through|[–-]) ?{_LETTER}|(?<=[A-Z][.):] )(?i:both |either |neither )?{_LETTER},? ?{_AND} {_LETTER}"
+    rf"{_LETTER} ?(?:to|through|[–-]) ?{_LETTER}|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
     rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
 )
-_NO_CHOICE = re.compile(  # a sentence that denies a letter, or only looks at it
-    r"\b(?:not|never|wrong|incorrect|false|out|fails?|too|reject\w*|eliminat\w+|neither|no|plausible|possible|tempting"
-    r"|consider\w*|look\w*|examin\w+|letter)\b|n['’]t\b|✗|✘|❌",
+# A sentence that denies a letter, or only looks at it.
+_NO_CHOICE = re.compile(
+    rf"\b(?:{_NO}|wrong|incorrect|false|out|fails?|too|no|plausible|possible|consider\w*|look\w*|letter)\b|n['’]t\b|[✗✘❌]",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
@@ -263,20 +257,20 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         if found := _committed(line.rstrip("?"), letters, options):
             return found
     denied = frozenset().union(*(found for _, found in denials))
-    sentences = [sentence for sentence in _SENTENCES.split(bare) if sentence.strip()] or [""]
-    last = sentences[-1]
-    cut_off = len(sentences) > 1 and (bare[-1].isalnum() or bare[-1] in ",:(")
-    left = [] if cut_off else [likely - denied]
-    if _settled(last) and not cut_off and not _lists_options(bare):
-        left.append(_only_mentioned(last, denied))
+    sentences = [sentence for sentence in _SENTENCES.split(bare) if sentence.strip()] or ["…"]
+    last = sentences[-1].rstrip(" .!")
+    left = [likely - denied]
+    if _settled(last) and not _lists_options(bare):
+        found = frozenset().union(*map(_last_group, _MENTIONED.finditer(last)))
+        left.append(found if found == _named("".join(re.findall(_LETTER, last))) - denied else frozenset())
+    if len(sentences) > 1 and (bare[-1].isalnum() or bare[-1] in ",:("):  # cut off
+        return frozenset()
     return next((found for found in left if len(found) == 1 and found <= set(letters)), frozenset())
 
 
 def _settled(sentence: str) -> bool:
     """Whether a sentence denies nothing, asks nothing and supposes nothing."""
-    return (
-        _asserted(sentence, 0, len(sentence.rstrip(" .!"))) and "?" not in sentence and not _NO_CHOICE.search(sentence)
-    )
+    return _asserted(sentence, 0, len(sentence)) and "?" not in sentence and not _NO_CHOICE.search(sentence)
 
 
 def _only_mentioned(sentence: str, denied: frozenset[str]) -> frozenset[str]:
@@ -362,22 +356,19 @@ def _lettered(text: str, letters: str, options: Sequence[str]) -> str:
 
     Short texts, and those that may judge other options ("True"), are replaced in quotes, first and last only.
     """
-    named: dict[str, str] = {}
+    named = {
+        normalize(_ARTICLE.sub("", plain(option).strip(" $"))): letter
+        for letter, option in zip(letters, options, strict=False)
+    }
     patterns = []
-    for letter, option in sorted(zip(letters, options, strict=False), key=lambda one: -len(one[1])):
-        words = normalize(_ARTICLE.sub("", plain(option).strip(" $")))
-        if not words or (len(words) == 1 and words.isalpha()) or words in named:
-            continue
-        named[words] = letter
+    for words in sorted(named, key=len, reverse=True):
         pattern = r"\s+".join(map(re.escape, words.split()))
-        if words[0].isascii() or words[0].islower():
-            pattern = rf"(?<![\w.,/-]){pattern}"
-        if words[-1].isascii() or words[-1].islower():
-            pattern += r"(?![\w/]|[.,]\d)"
+        pattern = rf"(?<![{_EDGE}.,-]){pattern}(?![{_EDGE}]|[.,]\d)"
         if _JUDGES.fullmatch(words):
             pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?<=: ){pattern}(?=[.!]?$)'
-        patterns.append(pattern)
-    if not named:
+        if len(words) > 1 or words.isdigit():
+            patterns.append(pattern)
+    if not patterns:
         return text
     found = re.compile(rf"(?:(?<!\w){_ARTICLE.pattern[1:]})?({'|'.join(patterns)})", re.IGNORECASE)
     return found.sub(lambda match: f"({named.get(normalize(match[1]), '…')})", text)

@@ -25,7 +25,9 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
 )
 _TAGS = ("answer", "final_answer", "solution", "final")
-_KEY = re.compile(r"((final|correct|selected|predicted)_?)?(answer|choice|option|prediction|final)(_?letter)?", re.IGNORECASE)
+_KEY = re.compile(
+    r"(?:(?:final|correct|selected)_)?(?:answer|choice|option|prediction|final)(?:_letter)?", re.IGNORECASE
+)
 # Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
 _TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
@@ -74,8 +76,8 @@ _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNOR
 
 # A base model goes on with a question of its own after its answer.
 _NEXT = re.compile(
-    r"\n(?:[ \t]*\n(?:#{1,9}[ \t]*\n[ \t]*\n?)?(?:Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]"
-    r"|[ \t]*\n\n?The following (?:is|are) |(?:[ \t]*\n)?(?:#{1,9}[ \t]*\n[ \t]*\n?)?(?:Q|Question)\b[ \d]{0,4}[:.])"
+    r"\n(?:[ \t]*\n)?(?:#{1,9}[ \t]*\n[ \t]*\n?)?(?:Q|Question|Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]"
+    r"|\n\s{0,2}The following (?:is|are) "
 )
 _SHORT_ANSWER = re.compile(r"\W{0,3}(?:[A-J]\b|-?[$\d])[^\n]{0,20}")
 
@@ -138,7 +140,8 @@ def _in_json(text: str) -> str:
         found = json.loads(body[max(0, body.rfind("{")) :]) if body.endswith("}") else None
     except (ValueError, RecursionError):
         return ""
-    answer = next((value for name, value in found.items() if _KEY.fullmatch(name)), None) if isinstance(found, dict) else None
+    named = found.items() if isinstance(found, dict) else ()
+    answer = next((value for name, value in named if _KEY.fullmatch(name)), None)
     return str(answer) if isinstance(answer, str | int | float) else ""
 
 
