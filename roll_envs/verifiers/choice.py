@@ -85,7 +85,7 @@ _IS = _any(
     "stands_out_as (?:it|that)['’]s ist est es è é är este là sería является"
 )
 _RIGHT = _any(
-    "correct right best answer way pick choice exception winner all_that bonne richtige? korrekt corr?et[ao] correcte"
+    "correct right best answer way choice exception winner letter_of all_that bonne richtige? korrekt corr?et[ao]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
@@ -110,7 +110,7 @@ _FITTING = _any(
 )
 _FITS = re.compile(
     rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so and but that only nur because is think believe these ' + _OPTION)}) )"
-    rf"({_GROUP}) (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left')})\b"
+    rf"({_GROUP}) (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary')})\b"
     rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-z])"
     rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
@@ -133,15 +133,11 @@ _SO = re.compile(
 )
 # "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
 _SUBJECT = re.compile(
-    r"\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one|"
-    rf"{_any('solution exception guess winner richtig correcta? bonne risposta ' + _OPTION)}\b)|[(\[]",
-    re.IGNORECASE,
+    r"(?i)\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one|"
+    rf"{_any('solution exception guess winner richtig correcta? bonne risposta ' + _OPTION)}\b)|[(\[]"
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
-_BEFORE = _any(
-    "is it's its only get (?<=\\w_)in with for to of on under as at by that what me then so also from nur это "
-    + _OPTION
-)
+_BEFORE = _any("is it's its only get (?<=\\w_)in with for to of on at that me from nur это " + _OPTION)
 _FOLLOWED = _any("is does stands itself because then due") + r"\b"
 _MENTIONED = re.compile(
     rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?= {_FOLLOWED}|\W*$| ?[^\w ])"
@@ -150,10 +146,12 @@ _MENTIONED = re.compile(
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 # A letter in a text of small letters: "its b lol".
 _SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
+_SMALL_LABEL = re.compile(
+    r"(?i)(?:(?:option|choice|answer|ans\.?) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)(?!(?:and|or|is not|are|was|not?)\b)|$)"
+)
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
-    r"\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!\bis )(?<!['’]s )why|how)\b|无法|是否",
-    re.IGNORECASE,
+    r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why|how)\b|无法|是否"
 )
 _DOUBT = _any(
     "doubt unclear unsure nobody no_one wrong_to may maybe perhaps possibly might could initially at_first was_going "
@@ -168,11 +166,14 @@ _ALL_OF = re.compile(
 )
 # A sentence that denies a letter, or only looks at it.
 _NO_CHOICE = re.compile(
-    rf"\b(?:{_NO}|wrong|incorrect|false|out|fails?|too|no|plausible|possible|consider\w*|look\w*|letter)\b|n['’]t\b|[✗✘❌]",
-    re.IGNORECASE,
+    rf"(?i)\b(?:{_NO}|wrong|incorrect|false|out|fails?|too|no|plausible|possible|consider\w*|look\w*|letter)\b"
+    r"|n['’]t\b|[✗✘❌]"
 )
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
 _CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
+
+
+_Statement = tuple[int, frozenset[str]]
 
 
 class ChoiceVerifier:
@@ -251,16 +252,16 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     for start, found in reversed(statements):
         if found <= set(letters) and not any(denied & found for at, denied in denials if at > start):
             return found
-    lines = [line for line in bare.splitlines() if line.strip()]
-    looked_at = [] if _lists_options(bare) else [*lines[-1:], *lines[:1]]
-    for line in looked_at:
+    listed = _lists_options(bare)
+    lines = [] if listed else [line for line in bare.splitlines() if line.strip()]
+    for line in [*lines[-1:], *lines[:1]]:
         if found := _committed(line.rstrip("?"), letters, options):
             return found
     denied = frozenset().union(*(found for _, found in denials))
     sentences = [sentence for sentence in _SENTENCES.split(bare) if sentence.strip()] or ["…"]
     last = sentences[-1].rstrip(" .!")
     left = [likely - denied]
-    if _settled(last) and not _lists_options(bare):
+    if _settled(last) and not listed:
         found = frozenset().union(*map(_last_group, _MENTIONED.finditer(last)))
         left.append(found if found == _named("".join(re.findall(_LETTER, last))) - denied else frozenset())
     if len(sentences) > 1 and (bare[-1].isalnum() or bare[-1] in ",:("):  # cut off
@@ -273,16 +274,8 @@ def _settled(sentence: str) -> bool:
     return _asserted(sentence, 0, len(sentence)) and "?" not in sentence and not _NO_CHOICE.search(sentence)
 
 
-def _only_mentioned(sentence: str, denied: frozenset[str]) -> frozenset[str]:
-    """The letter that a sentence says something of, where it is the only one in it."""
-    found = frozenset().union(*map(_last_group, _MENTIONED.finditer(sentence.rstrip(" .!"))))
-    return found if found == _named("".join(re.findall(_LETTER, sentence))) - denied else frozenset()
-
-
-def _statements(
-    text: str, letters: str, options: Sequence[str]
-) -> tuple[list[tuple[int, frozenset[str]]], frozenset[str]]:
-    """Where a text says that letters are the answer, and which, in order; and those that it says something to be."""
+def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_Statement], frozenset[str]]:
+    """Where a text says that letters are the answer, and which, in order; and letters it says something fitting of."""
     likely: frozenset[str] = frozenset()
     said = [(one.start, one.start, _committed(one.text[:300], letters, options)) for one in announced(text)]
     for match in [*_SO.finditer(text), *_CALLED_RIGHT.finditer(text), *_FITS.finditer(text)]:
@@ -322,11 +315,7 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
     if match := _CHOSEN.match(bare):
         found = _named(match[1])
         return found if found <= set(letters) else frozenset()
-    lone = re.match(
-        r"(?:(?:option|choice|answer|ans\.?) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)(?!(?:and|or|is not|are|was|not?)\b)|$)",
-        bare,
-        re.IGNORECASE,
-    )
+    lone = _SMALL_LABEL.match(bare)
     return frozenset(lone[1].upper()) & set(letters) if lone else frozenset()
 
 

@@ -76,8 +76,7 @@ _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNOR
 
 # A base model goes on with a question of its own after its answer.
 _NEXT = re.compile(
-    r"\n(?:[ \t]*\n)?(?:#{1,9}[ \t]*\n[ \t]*\n?)?(?:Q|Question|Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]"
-    r"|\n\s{0,2}The following (?:is|are) "
+    r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|Question|Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]|The following are )"
 )
 _SHORT_ANSWER = re.compile(r"\W{0,3}(?:[A-J]\b|-?[$\d])[^\n]{0,20}")
 
