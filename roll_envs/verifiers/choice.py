@@ -41,7 +41,7 @@ _ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNOR
 _BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
 _LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
 _AND = _any("and or nor und oder et ou y и noch ni")
-_GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
+_GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
 _OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE)
 _OPTION = "options? choices? letters? answers? statements? sentence opción letra réponse antwort alternativa вариант"
 _SURELY = _any(
@@ -75,7 +75,7 @@ _NO = _any(
 )
 _ABOUT = _any("would be to an? the choose pick select say go going with is " + _OPTION)
 _DENIED = re.compile(
-    rf"(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false)(?: (?i:{_any(_OPTION)}))?:) ?({_GROUP})|"
+    rf"(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false|worst)(?: (?i:{_any(_OPTION)}))?:) ?({_GROUP})|"
     rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})[: ]{{0,2}}"
     rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
     re.MULTILINE,
@@ -90,16 +90,16 @@ _RIGHT = _any(
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
     rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: (?:which )?{_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b| (?:richtig|korrekt)\b"
+    rf"(?: (?:which )?{_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b| (?:richtig|korrekt|apply)\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適切|对|正しい|正解|정답|맞))"
 )
 _TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
-_YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.,;!|(–—\n]|$|- | -|because|since)))"
+_YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.,;!|()–—\n]|$|- | -|because|since)))"
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
-    rf"(?<!= )({_GROUP})(?: ?[:.|?)–—-])? ?{_YES}"
+    rf"(?<!= )({_GROUP})(?: ?[:.|?()–—-])? ?{_YES}"
     rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]) {_YES}"
-    rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$",
+    rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$|^\W{{0,3}}(?:[✓✔✅]|\[x\])\W{{0,3}}({_GROUP})",
     re.MULTILINE,
 )
 # What may be said of several decides where it is said of one only: "B fits best".
@@ -154,7 +154,7 @@ _SUPPOSED = re.compile(
     r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why|how)\b|无法|是否"
 )
 _DOUBT = _any(
-    "doubt unclear unsure nobody no_one wrong_to may maybe perhaps possibly might could initially at_first was_going "
+    "doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first was_going wanting "
     "common tempt\\w+ many some often people others (?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
     "(?:\\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)"
 )
@@ -166,10 +166,11 @@ _ALL_OF = re.compile(
 )
 # A sentence that denies a letter, or only looks at it.
 _NO_CHOICE = re.compile(
-    rf"(?i)\b(?:{_NO}|wrong|incorrect|false|out|fails?|too|no|plausible|possible|consider\w*|look\w*|letter)\b"
+    rf"(?i)\b(?:{_NO}|wrong|incorrect|false|out|fails?|too|no|also|plausible|possible|consider\w*|look\w*|letter)\b"
     r"|n['’]t\b|[✗✘❌]"
 )
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
+_ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
 _CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
 
 
@@ -224,13 +225,12 @@ def _reference_letters(reference: Any, letters: str, options: Sequence[str]) -> 
         return frozenset().union(*each) if all(each) else frozenset()
     if not isinstance(reference, str):
         return frozenset()
-    by_text = _by_text(reference, letters, options)
     bare = re.sub(r"[\s()\[\].,;:/&]|\band\b", "", _MARKUP.sub("", reference).strip())
     # "AC" is two letters; a word in small letters, or one with a letter twice, is a text.
     letters_only = set(bare.upper()) <= set(letters) and len(set(bare)) == len(bare)
     if bare and letters_only and (bare.isupper() or len(bare) == 1):
         return frozenset(bare.upper())
-    return by_text or _committed(reference, letters, options)
+    return _committed(reference, letters, options)
 
 
 def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()) -> frozenset[str]:
@@ -239,8 +239,7 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     ``read_choice("It is not (A). The answer is (B).")`` is ``{"B"}``.
     """
     text = _lettered(plain(reply(answer)).strip(), letters, options)
-    boxes = boxed(text)
-    if boxes:
+    if boxes := boxed(text):
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()
     bare = _ALL_OF.sub("…", _bare(text))
@@ -283,14 +282,17 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
         before = _CLAUSE.split(text[max(0, start - 60) : start])[-1]
         is_something = match.re is _SO and match["is"] and not _SUBJECT.search(f"{before}|{match[0]}")
         if match.re is not _FITS and not is_something:
-            said.append((start, end, found))
+            said.append((start, match.end() if match.re is _CALLED_RIGHT else end, found))
         elif _asserted(text, start, match.end()):
             likely |= found
     if verdicts := list(_VERDICT.finditer(text)):  # of a list of verdicts, all the letters that are right
         found = frozenset().union(*map(_last_group, verdicts))
         said.append((verdicts[-1].start(), verdicts[-1].end(), found))
-    kept = [(start, found) for start, end, found in said if found and _asserted(text, start, end)]
-    return sorted(kept, key=lambda one: one[0]), likely
+    kept: list[_Statement] = []
+    for start, end, found in sorted(said, key=lambda one: one[0]):
+        if found and _asserted(text, start, end):  # "A is right. B is also right."
+            kept.append((start, found | (kept[-1][1] if kept and _ALSO.search(text[start:end]) else frozenset())))
+    return kept, likely
 
 
 def _asserted(text: str, start: int, end: int) -> bool:
@@ -308,15 +310,12 @@ def _lists_options(text: str) -> bool:
 
 def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     """Letters at the start of a short text, or those of the option whose text it is."""
-    exact = _by_text(text, letters, options)
-    if exact:
+    if exact := _by_text(text, letters, options):
         return exact
     bare = _bare(text)
-    if match := _CHOSEN.match(bare):
-        found = _named(match[1])
-        return found if found <= set(letters) else frozenset()
-    lone = _SMALL_LABEL.match(bare)
-    return frozenset(lone[1].upper()) & set(letters) if lone else frozenset()
+    match = _CHOSEN.match(bare) or _SMALL_LABEL.match(bare)
+    found = _named(match[1].upper()) if match else frozenset()
+    return found if found <= set(letters) else frozenset()
 
 
 def _bare(text: str) -> str:
@@ -354,7 +353,7 @@ def _lettered(text: str, letters: str, options: Sequence[str]) -> str:
         pattern = r"\s+".join(map(re.escape, words.split()))
         pattern = rf"(?<![{_EDGE}.,-]){pattern}(?![{_EDGE}]|[.,]\d)"
         if _JUDGES.fullmatch(words):
-            pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?<=: ){pattern}(?=[.!]?$)'
+            pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?:(?<=: )|(?<=\bis )){pattern}(?=[.,!]|$)'
         if len(words) > 1 or words.isdigit():
             patterns.append(pattern)
     if not patterns:
