@@ -90,7 +90,7 @@ _RIGHT = _any(
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
     rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: (?:which )?{_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b| (?:richtig|korrekt|apply)\b"
+    rf"(?: (?:which )?{_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b(?! that)| (?:richtig|korrekt|apply)\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適切|对|正しい|正解|정답|맞))"
 )
 _TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
@@ -116,16 +116,15 @@ _FITS = re.compile(
 )
 _LEADS = _any(
     "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
-    "decision: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say lean mark circle ans answer(?:['’]s)? return "
+    "decision: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans answer(?:['’]s)? return "
     "prints wähle würde trifft choisis réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ "
     "выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at settled?_on looks_like looking_for agrees?_on money_on "
-    "bet_on goes_to vote_for towards? go(?:ing)?_(?:with|for) supports? expects gives? get makes? "
-    "leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
-    "(?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
+    "bet_on goes_to vote_for towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? "
+    "left_with match(?:es)? consistent_with (?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
-    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}))"
+    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}|gives?|get|makes?))"
     rf"(?: {_any('that to of in by as under with best listed given stated described')}){{0,4}}(?!\w)"
     rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)}))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
     rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})[.!…]*$",
@@ -137,7 +136,7 @@ _SUBJECT = re.compile(
     rf"{_any('solution exception guess winner richtig correcta? bonne risposta ' + _OPTION)}\b)|[(\[]"
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
-_BEFORE = _any("is it's its only get (?<=\\w_)in with for to of on at that me from nur это " + _OPTION)
+_BEFORE = _any("is it's its only get (?<=\\w_)in with that me from nur это " + _OPTION)
 _FOLLOWED = _any("is does stands itself because then due") + r"\b"
 _MENTIONED = re.compile(
     rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?= {_FOLLOWED}|\W*$| ?[^\w ])"
@@ -155,7 +154,8 @@ _SUPPOSED = re.compile(
 )
 _DOUBT = _any(
     "doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first was_going wanting "
-    "common tempt\\w+ many some often people others (?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
+    "trap distractor textbook majority first_thought common tempt\\w+ many some often people others "
+    "(?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
     "(?:\\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)"
 )
 _UNSURE = re.compile(rf"(?:\b|(?=n['’]t)){_DOUBT}\b", re.IGNORECASE)
@@ -170,6 +170,7 @@ _NO_CHOICE = re.compile(
     r"|n['’]t\b|[✗✘❌]"
 )
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
+_CHECKS = re.compile(r"(?i)\blet(?: me|['’]s) (?:check|verify|see|look|double|test|think|consider|compute|re)")
 _ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
 _CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
 
@@ -248,7 +249,12 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     denials = [(match.start(), _last_group(match)) for match in _DENIED.finditer(bare)]
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
     statements, likely = _statements(bare, letters, options)
+    sentences = [sentence for sentence in _SENTENCES.split(bare) if sentence.strip()] or ["…"]
+    last = sentences[-1].rstrip(" .!")
+    cut_off = len(sentences) > 1 and (bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last)))
     for start, found in reversed(statements):
+        if cut_off and _CHECKS.search(bare, start):
+            continue  # it was still in question
         if found <= set(letters) and not any(denied & found for at, denied in denials if at > start):
             return found
     listed = _lists_options(bare)
@@ -257,20 +263,18 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         if found := _committed(line.rstrip("?"), letters, options):
             return found
     denied = frozenset().union(*(found for _, found in denials))
-    sentences = [sentence for sentence in _SENTENCES.split(bare) if sentence.strip()] or ["…"]
-    last = sentences[-1].rstrip(" .!")
     left = [likely - denied]
     if _settled(last) and not listed:
         found = frozenset().union(*map(_last_group, _MENTIONED.finditer(last)))
         left.append(found if found == _named("".join(re.findall(_LETTER, last))) - denied else frozenset())
-    if len(sentences) > 1 and (bare[-1].isalnum() or bare[-1] in ",:("):  # cut off
+    if cut_off:
         return frozenset()
     return next((found for found in left if len(found) == 1 and found <= set(letters)), frozenset())
 
 
 def _settled(sentence: str) -> bool:
     """Whether a sentence denies nothing, asks nothing and supposes nothing."""
-    return _asserted(sentence, 0, len(sentence)) and "?" not in sentence and not _NO_CHOICE.search(sentence)
+    return "?" not in sentence and not any(one.search(sentence) for one in (_NO_CHOICE, _UNSURE, _SUPPOSED))
 
 
 def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_Statement], frozenset[str]]:
