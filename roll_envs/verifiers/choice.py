@@ -28,7 +28,6 @@ _MARKUP = re.compile(
     r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|\[\[|\]\]|<<|>>|(?<!#)##(?!#)|[*_`${}\\\"“”«»「」【】]"
     r"|(?<![A-Za-z])'|'(?![A-Za-z])"
 )
-_SPACES = re.compile(r"[^\S\n]+|~")
 
 # Texts of options that may judge others, or are words of any sentence.
 _JUDGES = re.compile(r"[a-zà-ÿа-я]{1,2}|yes|not|and|the|are|was|has|true|false|right|wrong|maybe|none|both|one|all")
@@ -136,13 +135,12 @@ _SUBJECT = re.compile(
     rf"{_any('solution exception guess winner richtig correcta? bonne risposta ' + _OPTION)}\b)|[(\[]"
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
-_BEFORE = _any("is it's its only get (?<=\\w_)in with that me from nur это " + _OPTION)
-_FOLLOWED = _any("is does stands itself because then due") + r"\b"
+_BEFORE = _any("is it's its only get (?<=\\w_)in with for to on at that me from nur это " + _OPTION)
+_ITSELF = _any("is does stands itself because then due")
 _MENTIONED = re.compile(
-    rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?= {_FOLLOWED}|\W*$| ?[^\w ])"
+    rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?=\W*$| ?[^\w ]| {_ITSELF}\b)"
     rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|({_BRACKETS})"
 )
-_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 # A letter in a text of small letters: "its b lol".
 _SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
 _SMALL_LABEL = re.compile(
@@ -249,13 +247,12 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     denials = [(match.start(), _last_group(match)) for match in _DENIED.finditer(bare)]
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
     statements, likely = _statements(bare, letters, options)
-    sentences = [sentence for sentence in _SENTENCES.split(bare) if sentence.strip()] or ["…"]
+    sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", bare) if sentence.strip()] or ["…"]
     last = sentences[-1].rstrip(" .!")
     cut_off = len(sentences) > 1 and (bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last)))
     for start, found in reversed(statements):
-        if cut_off and _CHECKS.search(bare, start):
-            continue  # it was still in question
-        if found <= set(letters) and not any(denied & found for at, denied in denials if at > start):
+        withdrawn = any(denied & found for at, denied in denials if at > start)
+        if found <= set(letters) and not withdrawn and not (cut_off and _CHECKS.search(bare, start)):
             return found
     listed = _lists_options(bare)
     lines = [] if listed else [line for line in bare.splitlines() if line.strip()]
@@ -323,7 +320,7 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
 
 
 def _bare(text: str) -> str:
-    return _SPACES.sub(" ", _MARKUP.sub("", text)).strip().lstrip("-•>→✅✔️👉 ")
+    return re.sub(r"[^\S\n]+|~", " ", _MARKUP.sub("", text)).strip().lstrip("-•>→✅✔️👉 ")
 
 
 def _last_group(match: re.Match[str]) -> frozenset[str]:

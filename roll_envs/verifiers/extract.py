@@ -25,9 +25,7 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
 )
 _TAGS = ("answer", "final_answer", "solution", "final")
-_KEY = re.compile(
-    r"(?:(?:final|correct|selected)_)?(?:answer|choice|option|prediction|final)(?:_letter)?", re.IGNORECASE
-)
+_KEY = re.compile(r"(?i)(?:(?:final|correct|selected)_)?(?:answer|choice|option|prediction|final)(?:_letter)?")
 # Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
 _TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
