@@ -44,9 +44,9 @@ _GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,
 _OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE)
 _OPTION = "options? choices? letters? answers? statements? sentence opción letra réponse antwort alternativa вариант"
 _SURELY = _any(
-    "therefore thus clearly indeed definitely certainly surely probably likely most_likely actually simply in_fact "
-    "also both all only just and_finally finally ultimately the our my your final la le die i_think its u[hm]+ h+m+ "
-    "maybe perhaps i_guess i['’]?d_say ok tl;dr"
+    "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
+    "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
+    "its u[hm]+ h+m+ maybe perhaps i_guess i['’]?d_say ok tl;dr"
 )
 _NAMED = (
     r"(?:\((?=(?-i:[a-z])))?"
@@ -84,7 +84,7 @@ _IS = _any(
     "stands_out_as (?:it|that)['’]s ist est es è é är este là sería является"
 )
 _RIGHT = _any(
-    "correct right best answer way choice exception winner letter_of all_that bonne richtige? korrekt corr?et[ao]"
+    "correct right best answer way choice pick exception winner letter_of all_that bonne richtige? korrekt corr?et[ao]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
@@ -105,7 +105,7 @@ _VERDICT = re.compile(
 _FITTING = _any(
     "fits? works? match(?:es)? satisf(?:y|ies) only best better describes_it(?:_best|_exactly) "
     "makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) "
-    "(?:remains?|survives?|holds?|stands?|wins|passes|follows|it_is)(?=[.,;!]|_it\\b|$)"
+    "(?:must_)?(?:remains?|survives?|holds?|stands?|wins|passes|follows|applies|it_(?:is|shall_be))(?=[.,;!]|_it\\b|$)"
 )
 _FITS = re.compile(
     rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so and but that only nur because is think believe these ' + _OPTION)}) )"
@@ -118,13 +118,14 @@ _LEADS = _any(
     "decision: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans answer(?:['’]s)? return "
     "prints wähle würde trifft choisis réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ "
     "выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at settled?_on looks_like looking_for agrees?_on money_on "
-    "bet_on goes_to vote_for towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? "
-    "left_with match(?:es)? consistent_with (?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
+    "bet_on goes_to means implies suggests vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects "
+    "leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
+    "(?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
     rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}|gives?|get|makes?))"
-    rf"(?: {_any('that to of in by as under with best listed given stated described')}){{0,4}}(?!\w)"
+    rf"(?: {_any('that to of in by as under with best captured listed given stated described')}){{0,4}}(?!\w)"
     rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)}))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
     rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})[.!…]*$",
     re.MULTILINE,
@@ -352,7 +353,9 @@ def _lettered(text: str, letters: str, options: Sequence[str]) -> str:
     patterns = []
     for words in sorted(named, key=len, reverse=True):
         pattern = r"\s+".join(map(re.escape, words.split()))
-        pattern = rf"(?<![{_EDGE}.,-]){pattern}(?![{_EDGE}]|[.,]\d)"
+        pattern = (
+            rf"(?<![{_EDGE}.,-])(?<![+*×·÷^] ){pattern}(?![{_EDGE}]|[.,]\d| ?(?:[+*/×·÷=^]|[-−] ?\d|\\times|\\cdot))"
+        )
         if _JUDGES.fullmatch(words):
             pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?:(?<=: )|(?<=\bis )){pattern}(?=[.,!]|$)'
         if len(words) > 1 or words.isdigit():
