@@ -25,7 +25,9 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
 )
 _TAGS = ("answer", "final_answer", "solution", "final")
-_JSON_NAMES = ("answer", "final_answer", "result", "solution")
+_KEY = re.compile(
+    r"(?i)(?:(?:final|correct|selected)_)?(?:answer|choice|option|prediction|result|solution|final)(?:_letter)?"
+)
 # Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
 _TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
@@ -47,7 +49,7 @@ _FOREIGN = {
     "pl": r"\bodpowiedź\s*(?:to\b|:)",
     "tr": r"\b(?:doğru\s+)?cevap\s*:?",
     "ar": r"(?:الإجابة|الجواب)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)",
-    "hi": r"(?:सही\s+)?उत्तर(?:\s+है)?\s*:?",
+    "hi": r"(?:सही\s+)?(?:उत्तर|विकल्प)(?:\s+है)?\s*:?",
 }
 # The parentheses in the middle are for remarks such as "(in cm)".
 _PHRASE = re.compile(
@@ -74,7 +76,9 @@ _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNOR
 
 
 # A base model goes on with a question of its own after its answer.
-_NEXT = re.compile(r"\n[ \t]*\n(?:#{1,9}[ \t]*\n[ \t]*\n?)?(?:Q|Question|Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]")
+_NEXT = re.compile(
+    r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|Question|Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]|The following are )"
+)
 _SHORT_ANSWER = re.compile(r"\W{0,3}(?:[A-J]\b|-?[$\d])[^\n]{0,20}|[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\.")
 
 
@@ -137,8 +141,10 @@ def _in_json(text: str) -> str | None:
         found = json.loads(body[max(0, body.rfind("{")) :]) if body.endswith("}") else None
     except (ValueError, RecursionError):
         return None
-    named = {str(name).casefold(): value for name, value in found.items()} if isinstance(found, dict) else {}
-    values = [named[name] for name in _JSON_NAMES if name in named] or [*named.values()][: len(named) == 1]
+    named = found if isinstance(found, dict) else {}
+    values = [value for name, value in named.items() if _KEY.fullmatch(name)]
+    if len(named) == 1:
+        values = list(named.values())
     if not values:
         return None
     return str(values[0]) if isinstance(values[0], str | int | float) else ""
