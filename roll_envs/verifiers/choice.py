@@ -172,6 +172,8 @@ _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|whi
 _CHECKS = re.compile(r"(?i)\blet(?: me|['’]s) (?:check|verify|see|look|double|test|think|consider|compute|re)")
 _ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
 _CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
+# A letter, and the options after it once more.
+_REPEATED = re.compile(r"\W{0,3}[A-J]\b[^\n]{0,80}(?=\n\s?\n\(?A[.):] [^\n]{1,200}\n\(?B[.):] )")
 
 
 _Statement = tuple[int, frozenset[str]]
@@ -238,7 +240,9 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
 
     ``read_choice("It is not (A). The answer is (B).")`` is ``{"B"}``.
     """
-    text = _lettered(plain(reply(answer)).strip(), letters, options)
+    text = plain(reply(answer)).strip()
+    repeated = _REPEATED.match(text)
+    text = _lettered(repeated[0] if repeated else text, letters, options)
     if boxes := boxed(text):
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()

@@ -77,9 +77,15 @@ _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNOR
 
 # A base model goes on with a question of its own after its answer.
 _NEXT = re.compile(
-    r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|Question|Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]|The following are )"
+    r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|(?:Next )?(?:[Qq]uestion|[Pp]roblem)|Exercise|Human|User)\b[ \d]{0,4}[:.\n]"
+    r"|The following are )|\n[^\n]{10,300}\?\s{0,3}\n(?=\(?A[.):] )"
 )
-_SHORT_ANSWER = re.compile(r"\W{0,3}(?:[A-J]\b|-?[$\d])[^\n]{0,20}|[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\.")
+_SHORT_ANSWER = re.compile(
+    r"\W{0,3}(?:[A-J]\b(?:[.):,][^\n]*|[^\n]{0,20}|[.):]?\n(?s:.*))|-?[$\d][^\n]{0,20})"
+    r"|[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
+)
+_VALUE = re.compile(r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore)\b)\D{0,60}\d")
+_GIVEN = re.compile(r"Given|Let|If|Suppose")
 
 
 class Announced(NamedTuple):
@@ -127,11 +133,17 @@ def reply(text: str) -> str:
             text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
             break
     following = _NEXT.search(text)
-    answered = text[: following.start()] if following else ""
-    if _SHORT_ANSWER.fullmatch(answered.strip()) or boxed(answered) or announced(answered):
-        text = answered
+    if following and _answers(text[: following.start()].strip()):
+        text = text[: following.start()]
     answer = _in_json(text)
     return _TOKENS.sub("\n", text) if answer is None else answer
+
+
+def _answers(text: str) -> bool:
+    """Whether what stands before a next question is an answer."""
+    last = text.rpartition("\n")[2]
+    concludes = _VALUE.search(last) and not _GIVEN.match(last)
+    return bool(_SHORT_ANSWER.fullmatch(text) or boxed(text) or announced(text) or concludes)
 
 
 def _in_json(text: str) -> str | None:
