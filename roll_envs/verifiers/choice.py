@@ -144,12 +144,10 @@ _MENTIONED = re.compile(
 )
 # A letter in a text of small letters: "its b lol".
 _SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
-_SMALL_LABEL = re.compile(
-    r"(?i)(?:(?:option|choice|answer|ans\.?) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)(?!(?:and|or|is not|are|was|not?)\b)|$)"
-)
+_SMALL_LABEL = re.compile(r"(?i)(?:(?:option|ans(?:wer)?\.?) )?[(\[]?([a-z])(?:[)\].:]+(?:\s(?!and|or|is not|no)|$)|$)")
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
-    r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why|how)\b|无法|是否"
+    r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why)\b|无法|是否"
 )
 _DOUBT = _any(
     "doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first was_going wanting "
@@ -250,23 +248,22 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     statements, likely = _statements(bare, letters, options)
     sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", bare) if sentence.strip()] or ["…"]
     last = sentences[-1].rstrip(" .!")
-    cut_off = len(sentences) > 1 and (bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last)))
+    cut_off = (len(sentences) > 1 or len(last.split()) > 10) and (
+        bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last))
+    )
     for start, found in reversed(statements):
         withdrawn = any(denied & found for at, denied in denials if at > start)
         if found <= set(letters) and not withdrawn and not (cut_off and _CHECKS.search(bare, start)):
             return found
-    listed = _lists_options(bare)
-    lines = [] if listed else [line for line in bare.splitlines() if line.strip()]
+    lines = [] if _lists_options(bare) else [line for line in bare.splitlines() if line.strip()]
     for line in [*lines[-1:], *lines[:1]]:
         if found := _committed(line.rstrip("?"), letters, options):
             return found
     denied = frozenset().union(*(found for _, found in denials))
-    left = [likely - denied]
-    if _settled(last) and not listed:
+    left = [] if cut_off else [likely - denied]
+    if lines and not cut_off and _settled(last):
         found = frozenset().union(*map(_last_group, _MENTIONED.finditer(last)))
         left.append(found if found == _named("".join(re.findall(_LETTER, last))) - denied else frozenset())
-    if cut_off:
-        return frozenset()
     return next((found for found in left if len(found) == 1 and found <= set(letters)), frozenset())
 
 
@@ -341,26 +338,25 @@ def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     )
 
 
-def _lettered(text: str, letters: str, options: Sequence[str]) -> str:
-    """``text`` with letters in brackets for the texts of options: "It's Rome, not Paris." is "It's (D), not (B).".
+def _lettered(answer: str, letters: str, options: Sequence[str]) -> str:
+    """``answer`` with letters in brackets for the texts of options: "It's Rome, not Paris." is "It's (D), not (B).".
 
     Short texts, and those that may judge other options ("True"), are replaced in quotes, first and last only.
     """
-    named = {
-        normalize(_ARTICLE.sub("", plain(option).strip(" $"))): letter
-        for letter, option in zip(letters, options, strict=False)
-    }
+    texts = [
+        (_ARTICLE.sub("", plain(text).strip(' $."%')), letter) for letter, text in zip(letters, options, strict=False)
+    ]
+    texts = sorted((one for one in texts if len(one[0]) > 1 or one[0].isdigit()), key=lambda one: -len(one[0]))
     patterns = []
-    for words in sorted(named, key=len, reverse=True):
+    for words, _ in texts:
         pattern = r"\s+".join(map(re.escape, words.split()))
         pattern = (
             rf"(?<![{_EDGE}.,-])(?<![+*×·÷^] ){pattern}(?![{_EDGE}]|[.,]\d| ?(?:[+*/×·÷=^]|[-−] ?\d|\\times|\\cdot))"
         )
-        if _JUDGES.fullmatch(words):
+        if _JUDGES.fullmatch(words.casefold()):
             pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?:(?<=: )|(?<=\bis )){pattern}(?=[.,!]|$)'
-        if len(words) > 1 or words.isdigit():
-            patterns.append(pattern)
+        patterns.append(f"({pattern})")
     if not patterns:
-        return text
-    found = re.compile(rf"(?:(?<!\w){_ARTICLE.pattern[1:]})?({'|'.join(patterns)})", re.IGNORECASE)
-    return found.sub(lambda match: f"({named.get(normalize(match[1]), '…')})", text)
+        return answer
+    found = re.compile(rf"(?:(?<!\w){_ARTICLE.pattern[1:]})?(?:{'|'.join(patterns)})", re.IGNORECASE)
+    return found.sub(lambda match: f"({texts[(match.lastindex or 1) - 1][1]})", answer)
