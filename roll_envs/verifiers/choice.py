@@ -243,7 +243,7 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     bare = _ALL_OF.sub("…", _bare(text))
     if bare == bare.lower():
         bare = _SMALL.sub(lambda match: match[0].upper(), bare)
-    denials = [(match.start(), _last_group(match)) for match in _DENIED.finditer(bare)]
+    denied = {letter: match.start() for match in _DENIED.finditer(bare) for letter in _last_group(match)}
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
     statements, likely = _statements(bare, letters, options)
     sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", bare) if sentence.strip()] or ["…"]
@@ -251,19 +251,18 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     cut_off = (len(sentences) > 1 or len(last.split()) > 10) and (
         bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last))
     )
+    settled_from = max((match.start() for match in _CHECKS.finditer(bare)), default=0) if cut_off else 0
     for start, found in reversed(statements):
-        withdrawn = any(denied & found for at, denied in denials if at > start)
-        if found <= set(letters) and not withdrawn and not (cut_off and _CHECKS.search(bare, start)):
+        if found <= set(letters) and start >= max(settled_from, *(denied.get(letter, 0) for letter in found)):
             return found
     lines = [] if _lists_options(bare) else [line for line in bare.splitlines() if line.strip()]
     for line in [*lines[-1:], *lines[:1]]:
         if found := _committed(line.rstrip("?"), letters, options):
             return found
-    denied = frozenset().union(*(found for _, found in denials))
-    left = [] if cut_off else [likely - denied]
+    left = [] if cut_off else [likely - denied.keys()]
     if lines and not cut_off and _settled(last):
         found = frozenset().union(*map(_last_group, _MENTIONED.finditer(last)))
-        left.append(found if found == _named("".join(re.findall(_LETTER, last))) - denied else frozenset())
+        left.append(found if found == _named("".join(re.findall(_LETTER, last))) - denied.keys() else frozenset())
     return next((found for found in left if len(found) == 1 and found <= set(letters)), frozenset())
 
 
