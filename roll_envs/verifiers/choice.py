@@ -46,7 +46,7 @@ _OPTION = "options? choices? letters? answers? statements? sentence opción letr
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
     "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
-    "its u[hm]+ h+m+ maybe perhaps i_guess i['’]?d_say ok tl;dr"
+    "its u[hm]+ h+m+ i_guess i['’]?d_say ok tl;dr"
 )
 _NAMED = (
     r"(?:\((?=(?-i:[a-z])))?"
@@ -89,7 +89,7 @@ _RIGHT = _any(
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
     rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: (?:which )?{_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b(?! that)| (?:richtig|korrekt|apply)\b"
+    rf"(?: (?:which )?{_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b(?! that)| (?:richtig|korrekt|apply|only(?=[.,;]|$))\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適切|对|正しい|正解|정답|맞))"
 )
 _TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
@@ -137,7 +137,7 @@ _SUBJECT = re.compile(
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
 _BEFORE = _any("is it's its only get (?<=\\w_)in with for to on at that me from nur это " + _OPTION)
-_ITSELF = _any("is does stands itself because then due")
+_ITSELF = _any("is(?!_an?_) does stands itself because then due")
 _MENTIONED = re.compile(
     rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?=\W*$| ?[^\w ]| {_ITSELF}\b)"
     rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|({_BRACKETS})"
@@ -255,7 +255,7 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     for start, found in reversed(statements):
         if found <= set(letters) and start >= max(settled_from, *(denied.get(letter, 0) for letter in found)):
             return found
-    lines = [] if _lists_options(bare) else [line for line in bare.splitlines() if line.strip()]
+    lines = [] if settled_from or _lists_options(bare) else [line for line in bare.splitlines() if line.strip()]
     for line in [*lines[-1:], *lines[:1]]:
         if found := _committed(line.rstrip("?"), letters, options):
             return found
