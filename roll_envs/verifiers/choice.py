@@ -144,7 +144,7 @@ _MENTIONED = re.compile(
 )
 # A letter in a text of small letters: "its b lol".
 _SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
-_SMALL_LABEL = re.compile(r"(?i)(?:(?:option|ans(?:wer)?\.?) )?[(\[]?([a-z])(?:[)\].:]+(?:\s(?!and|or|is not|no)|$)|$)")
+_SMALL_LABEL = re.compile(r"(?i)(?:(?:option|ans(?:wer)?\.?) )?\(?([a-z])(?:[).:]+(?:\s(?!and|or|is not|no)|$)|$)")
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
     r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why)\b|无法|是否"
@@ -338,7 +338,7 @@ def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
 
 
 def _lettered(answer: str, letters: str, options: Sequence[str]) -> str:
-    """``answer`` with letters in brackets for the texts of options: "It's Rome, not Paris." is "It's (D), not (B).".
+    """``answer`` with letters in brackets for the texts of options: "It's Rome, not Paris." is "It's [D], not [B].".
 
     Short texts, and those that may judge other options ("True"), are replaced in quotes, first and last only.
     """
@@ -358,4 +358,4 @@ def _lettered(answer: str, letters: str, options: Sequence[str]) -> str:
     if not patterns:
         return answer
     found = re.compile(rf"(?:(?<!\w){_ARTICLE.pattern[1:]})?(?:{'|'.join(patterns)})", re.IGNORECASE)
-    return found.sub(lambda match: f"({texts[(match.lastindex or 1) - 1][1]})", answer)
+    return found.sub(lambda match: f"[{texts[(match.lastindex or 1) - 1][1]}]", answer)
