@@ -77,6 +77,30 @@ def test_reading_takes_little_time(text: str) -> None:
     assert time.process_time() - started < 2
 
 
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "so A. ",
+        "A, B, ",
+        "only A ",
+        ", A",
+        "A, which is ",
+        "(A) x ",
+        "not A. ",
+        "foo ",
+        "\nQ",
+        "A is the the ",
+        "A x - ",
+        "if ",
+    ],
+)
+def test_reading_a_choice_takes_little_time(piece: str) -> None:
+    text = piece * (50_000 // len(piece)) + "not A. " * 7_000 + "let me check the"
+    started = time.process_time()
+    read_choice(text, "ABCD", ("foo", "the foo", "not a", "x"))
+    assert time.process_time() - started < 2
+
+
 @given(TEXT)
 def test_reading_never_raises(text: str) -> None:
     boxed(text), answer_phrase(text), after_thinking(text), read_choice(text, "ABCD", ("x", "y"))
