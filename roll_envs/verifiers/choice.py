@@ -1,7 +1,8 @@
 r"""``choice``: multiple choice, A to J.
 
 A letter counts where the answer commits to it: in ``\boxed{}``, after "the answer is", alone, at the start of the last
-line, or in brackets. An answer that commits to two letters is wrong where one was asked for.
+line, or in brackets; so does the text of an option. An answer that commits to two letters is wrong where one was asked
+for.
 """
 
 from __future__ import annotations
@@ -115,11 +116,11 @@ _FITS = re.compile(
 )
 _LEADS = _any(
     "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
-    "decision: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans answer(?:['’]s)? return "
-    "prints wähle würde trifft choisis réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ "
-    "выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at settled?_on looks_like looking_for agrees?_on money_on "
-    "bet_on goes_to means implies suggests vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects "
-    "leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
+    "decision: choice: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans "
+    "answer(?:['’]s)? return prints wähle würde trifft choisis réponse c['’]est agit_de elijo respuesta me_quedo_con "
+    "por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at settled?_on looks_like looking_for "
+    "agrees?_on money_on bet_on goes_to means implies suggests vote(?:_for)? towards? go(?:ing)?_(?:with|for) "
+    "supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
     "(?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
@@ -228,7 +229,7 @@ def _reference_letters(reference: Any, letters: str, options: Sequence[str]) -> 
     letters_only = set(bare.upper()) <= set(letters) and len(set(bare)) == len(bare)
     if bare and letters_only and (bare.isupper() or len(bare) == 1):
         return frozenset(bare.upper())
-    return _committed(reference, letters, options)
+    return _committed(reference, letters, options) or read_choice(reference, letters, options)
 
 
 def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()) -> frozenset[str]:

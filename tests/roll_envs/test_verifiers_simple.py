@@ -232,6 +232,7 @@ def test_choice() -> None:
     assert passed(choice, "Paris", "B", {"options": list(CITIES)})
     assert passed(choice, "B", "Paris", {"options": dict(zip("ABCD", CITIES, strict=True))})
     assert passed(make_verifier("choice", options=CITIES), "the answer is rome", "D")
+    assert passed(make_verifier("choice", options=CITIES), "B", "The capital of France is Paris.")
     assert isinstance(choice("B", "Z"), Failed)
     assert isinstance(choice("B", None), Failed)
     assert isinstance(make_verifier("choice", options=CITIES)("B", "E"), Failed)
