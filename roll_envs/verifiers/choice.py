@@ -43,7 +43,9 @@ _LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0
 _AND = _any("and or nor und oder et ou y и noch ni")
 _GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
 _OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE)
-_OPTION = "options? choices? letters? answers? statements? sentence opción letra réponse antwort alternativa вариант"
+# Also "réponse", "respuesta", "risposta".
+# What a letter is called; also "réponse", "respuesta", "risposta".
+_OPTION = "(?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\\w+ antwort alternativa"
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
     "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
@@ -55,13 +57,13 @@ _NAMED = (
 )
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
-    "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui it_is here although "
-    "(?:even_)?though with rather_than over by that correct right richtig korrekt zu wählen lol maybe [Ii]['’]?m "
-    "[Ii]_think the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
+    "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui die it_is here "
+    "although (?:even_)?though with rather_than over by that correct right richtig korrekt zu wählen lol maybe "
+    "[Ii]['’]?m [Ii]_think the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b"
-    r"|(?:选项|選項|项|項)(?![错不误誤])|です|である|だ|とな|번|입니다|이다|है|seçeneği)))"
+    r"|(?:选项|選項|项|項)(?![错不误誤])|です|である|だ|とな|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
     r"(?!\W{0,3}(?:incorrect|wrong|false|which (?:is|was) wrong)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
@@ -73,25 +75,27 @@ _NO = _any(
     "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up "
     "second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
 )
-_ABOUT = _any("would be to an? the choose pick select say go going with is " + _OPTION)
+_ABOUT = _any("would be to an? the choose pick select say go going with is est ist es è la " + _OPTION)
 _DENIED = re.compile(
     rf"(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false|worst)(?: (?i:{_any(_OPTION)}))?:) ?({_GROUP})|"
-    rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})[: ]{{0,2}}"
-    rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
+    rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[能应應会會]?[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})"
+    rf"[: ]{{0,2}}({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
     re.MULTILINE,
 )
 _IS = _any(
     "(?<!so_)is are was (?:(?:must|has_to|would|should|appears_to)_)?be becomes being seems(?:_to_be)? looks sounds "
-    "stands_out_as (?:it|that)['’]s ist est es è é är este là sería является"
+    "stands_out_as (?:it|that)['’]s ist est es è é är este là sería serait está jest является"
 )
 _RIGHT = _any(
-    "correct right best answer way choice pick exception winner letter_of all_that bonne richtige? korrekt corr?et[ao]"
+    "correct right best answer way choice pick exception winner letter_of all_that bonne richtige? korrekt corretta "
+    "correcta poprawna верен corr?et[ao]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
     rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: (?:which )?{_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b(?! that)| (?:richtig|korrekt|apply|only(?=[.,;]|$))\b"
-    r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適切|对|正しい|正解|정답|맞))"
+    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that)"
+    r"| (?:richtig|korrekt|apply|only(?=[.,;]|$))\b"
+    r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
 _TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
 _YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.,;!|()–—\n]|$|- | -|because|since)))"
@@ -117,11 +121,11 @@ _FITS = re.compile(
 _LEADS = _any(
     "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
     "decision: choice: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans "
-    "answer(?:['’]s)? return prints wähle würde trifft choisis réponse c['’]est agit_de elijo respuesta me_quedo_con "
-    "por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at settled?_on looks_like looking_for "
-    "agrees?_on money_on bet_on goes_to means implies suggests vote(?:_for)? towards? go(?:ing)?_(?:with|for) "
-    "supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
-    "(?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
+    "answer(?:['’]s)? return prints wähle würde trifft choisi\\w* entscheide_mich_für meinung_nach quindi marcaria "
+    "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
+    "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to means implies suggests "
+    "vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with "
+    "match(?:es)? consistent_with (?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
@@ -164,7 +168,7 @@ _ALL_OF = re.compile(
 )
 # A sentence that denies a letter, or only looks at it.
 _NO_CHOICE = re.compile(
-    rf"(?i)\b(?:{_NO}|wrong|incorrect|false|out|fails?|too|no|also|plausible|possible|consider\w*|look\w*|letter)\b"
+    rf"(?i)\b(?:{_NO}|wrong|incorrect\w*|fals\w*|out|fails?|too|no|also|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*|look\w*|letter)\b"
     r"|n['’]t\b|[✗✘❌]"
 )
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
