@@ -1,7 +1,8 @@
 r"""``choice``: multiple choice, A to J.
 
 A letter counts where the answer commits to it: in ``\boxed{}``, after "the answer is", alone, at the start of the last
-line, or in brackets. An answer that commits to two letters is wrong where one was asked for.
+line, or in brackets; so does the text of an option. An answer that commits to two letters is wrong where one was asked
+for.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ _LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0
 _AND = _any("and or nor und oder et ou y и noch ni")
 _GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
 _OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE)
-_OPTION = "options? choices? letters? answers? statements? sentence opción letra réponse antwort alternativa вариант"
+# Also "réponse", "respuesta", "risposta".
+# What a letter is called; also "réponse", "respuesta", "risposta".
+_OPTION = "(?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\\w+ antwort alternativa"
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
     "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
-    "its u[hm]+ h+m+ maybe perhaps i_guess i['’]?d_say ok tl;dr"
+    "its u[hm]+ h+m+ i_guess i['’]?d_say ok tl;dr"
 )
 _NAMED = (
     r"(?:\((?=(?-i:[a-z])))?"
@@ -54,13 +57,13 @@ _NAMED = (
 )
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
-    "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui it_is here although "
-    "(?:even_)?though with rather_than over by that correct right richtig korrekt zu wählen lol maybe [Ii]['’]?m "
-    "[Ii]_think the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
+    "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui die it_is here "
+    "although (?:even_)?though with rather_than over by that correct right richtig korrekt zu wählen lol maybe "
+    "[Ii]['’]?m [Ii]_think the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b"
-    r"|(?:选项|選項|项|項)(?![错不误誤])|です|である|だ|とな|번|입니다|이다|है|seçeneği)))"
+    r"|(?:选项|選項|项|項)(?![错不误誤])|です|である|だ|とな|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
     r"(?!\W{0,3}(?:incorrect|wrong|false|which (?:is|was) wrong)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
@@ -72,25 +75,27 @@ _NO = _any(
     "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up "
     "second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
 )
-_ABOUT = _any("would be to an? the choose pick select say go going with is " + _OPTION)
+_ABOUT = _any("would be to an? the choose pick select say go going with is est ist es è la " + _OPTION)
 _DENIED = re.compile(
     rf"(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false|worst)(?: (?i:{_any(_OPTION)}))?:) ?({_GROUP})|"
-    rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})[: ]{{0,2}}"
-    rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
+    rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[能应應会會]?[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})"
+    rf"[: ]{{0,2}}({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
     re.MULTILINE,
 )
 _IS = _any(
     "(?<!so_)is are was (?:(?:must|has_to|would|should|appears_to)_)?be becomes being seems(?:_to_be)? looks sounds "
-    "stands_out_as (?:it|that)['’]s ist est es è é är este là sería является"
+    "stands_out_as (?:it|that)['’]s ist est es è é är este là sería serait está jest является"
 )
 _RIGHT = _any(
-    "correct right best answer way choice pick exception winner letter_of all_that bonne richtige? korrekt corr?et[ao]"
+    "correct right best answer way choice pick exception winner letter_of all_that bonne richtige? korrekt corretta "
+    "correcta poprawna верен corr?et[ao]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
     rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: (?:which )?{_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b(?! that)| (?:richtig|korrekt|apply)\b"
-    r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適切|对|正しい|正解|정답|맞))"
+    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that)"
+    r"| (?:richtig|korrekt|apply|only(?=[.,;]|$))\b"
+    r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
 _TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
 _YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.,;!|()–—\n]|$|- | -|because|since)))"
@@ -115,12 +120,12 @@ _FITS = re.compile(
 )
 _LEADS = _any(
     "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
-    "decision: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans answer(?:['’]s)? return "
-    "prints wähle würde trifft choisis réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ "
-    "выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at settled?_on looks_like looking_for agrees?_on money_on "
-    "bet_on goes_to means implies suggests vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects "
-    "leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
-    "(?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
+    "decision: choice: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans "
+    "answer(?:['’]s)? return prints wähle würde trifft choisi\\w* entscheide_mich_für meinung_nach quindi marcaria "
+    "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
+    "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to means implies suggests "
+    "vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with "
+    "match(?:es)? consistent_with (?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
@@ -137,19 +142,17 @@ _SUBJECT = re.compile(
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
 _BEFORE = _any("is it's its only get (?<=\\w_)in with for to on at that me from nur это " + _OPTION)
-_ITSELF = _any("is does stands itself because then due")
+_ITSELF = _any("is(?!_an?_) does stands itself because then due")
 _MENTIONED = re.compile(
     rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?=\W*$| ?[^\w ]| {_ITSELF}\b)"
     rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|({_BRACKETS})"
 )
 # A letter in a text of small letters: "its b lol".
 _SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
-_SMALL_LABEL = re.compile(
-    r"(?i)(?:(?:option|choice|answer|ans\.?) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)(?!(?:and|or|is not|are|was|not?)\b)|$)"
-)
+_SMALL_LABEL = re.compile(r"(?i)(?:(?:option|ans(?:wer)?\.?) )?\(?([a-z])(?:[).:]+(?:\s(?!and|or|is not|no)|$)|$)")
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
-    r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why|how)\b|无法|是否"
+    r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why)\b|无法|是否"
 )
 _DOUBT = _any(
     "doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first was_going wanting "
@@ -165,7 +168,7 @@ _ALL_OF = re.compile(
 )
 # A sentence that denies a letter, or only looks at it.
 _NO_CHOICE = re.compile(
-    rf"(?i)\b(?:{_NO}|wrong|incorrect|false|out|fails?|too|no|also|plausible|possible|consider\w*|look\w*|letter)\b"
+    rf"(?i)\b(?:{_NO}|wrong|incorrect\w*|fals\w*|out|fails?|too|no|also|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*|look\w*|letter)\b"
     r"|n['’]t\b|[✗✘❌]"
 )
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
@@ -232,7 +235,7 @@ def _reference_letters(reference: Any, letters: str, options: Sequence[str]) -> 
     letters_only = set(bare.upper()) <= set(letters) and len(set(bare)) == len(bare)
     if bare and letters_only and (bare.isupper() or len(bare) == 1):
         return frozenset(bare.upper())
-    return _committed(reference, letters, options)
+    return _committed(reference, letters, options) or read_choice(reference, letters, options)
 
 
 def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()) -> frozenset[str]:
@@ -249,28 +252,26 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     bare = _ALL_OF.sub("…", _bare(text))
     if bare == bare.lower():
         bare = _SMALL.sub(lambda match: match[0].upper(), bare)
-    denials = [(match.start(), _last_group(match)) for match in _DENIED.finditer(bare)]
+    denied = {letter: match.start() for match in _DENIED.finditer(bare) for letter in _last_group(match)}
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
     statements, likely = _statements(bare, letters, options)
     sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", bare) if sentence.strip()] or ["…"]
     last = sentences[-1].rstrip(" .!")
-    cut_off = len(sentences) > 1 and (bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last)))
+    cut_off = (len(sentences) > 1 or len(last.split()) > 10) and (
+        bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last))
+    )
+    settled_from = max((match.start() for match in _CHECKS.finditer(bare)), default=0) if cut_off else 0
     for start, found in reversed(statements):
-        withdrawn = any(denied & found for at, denied in denials if at > start)
-        if found <= set(letters) and not withdrawn and not (cut_off and _CHECKS.search(bare, start)):
+        if found <= set(letters) and start >= max(settled_from, *(denied.get(letter, 0) for letter in found)):
             return found
-    listed = _lists_options(bare)
-    lines = [] if listed else [line for line in bare.splitlines() if line.strip()]
+    lines = [] if settled_from or _lists_options(bare) else [line for line in bare.splitlines() if line.strip()]
     for line in [*lines[-1:], *lines[:1]]:
         if found := _committed(line.rstrip("?"), letters, options):
             return found
-    denied = frozenset().union(*(found for _, found in denials))
-    left = [likely - denied]
-    if _settled(last) and not listed:
+    left = [] if cut_off else [likely - denied.keys()]
+    if lines and not cut_off and _settled(last):
         found = frozenset().union(*map(_last_group, _MENTIONED.finditer(last)))
-        left.append(found if found == _named("".join(re.findall(_LETTER, last))) - denied else frozenset())
-    if cut_off:
-        return frozenset()
+        left.append(found if found == _named("".join(re.findall(_LETTER, last))) - denied.keys() else frozenset())
     return next((found for found in left if len(found) == 1 and found <= set(letters)), frozenset())
 
 
@@ -345,26 +346,25 @@ def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     )
 
 
-def _lettered(text: str, letters: str, options: Sequence[str]) -> str:
-    """``text`` with letters in brackets for the texts of options: "It's Rome, not Paris." is "It's (D), not (B).".
+def _lettered(answer: str, letters: str, options: Sequence[str]) -> str:
+    """``answer`` with letters in brackets for the texts of options: "It's Rome, not Paris." is "It's [D], not [B].".
 
     Short texts, and those that may judge other options ("True"), are replaced in quotes, first and last only.
     """
-    named = {
-        normalize(_ARTICLE.sub("", plain(option).strip(" $"))): letter
-        for letter, option in zip(letters, options, strict=False)
-    }
+    texts = [
+        (_ARTICLE.sub("", plain(text).strip(' $."%')), letter) for letter, text in zip(letters, options, strict=False)
+    ]
+    texts = sorted((one for one in texts if len(one[0]) > 1 or one[0].isdigit()), key=lambda one: -len(one[0]))
     patterns = []
-    for words in sorted(named, key=len, reverse=True):
+    for words, _ in texts:
         pattern = r"\s+".join(map(re.escape, words.split()))
         pattern = (
             rf"(?<![{_EDGE}.,-])(?<![+*×·÷^] ){pattern}(?![{_EDGE}]|[.,]\d| ?(?:[+*/×·÷=^]|[-−] ?\d|\\times|\\cdot))"
         )
-        if _JUDGES.fullmatch(words):
+        if _JUDGES.fullmatch(words.casefold()):
             pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?:(?<=: )|(?<=\bis )){pattern}(?=[.,!]|$)'
-        if len(words) > 1 or words.isdigit():
-            patterns.append(pattern)
+        patterns.append(f"({pattern})")
     if not patterns:
-        return text
-    found = re.compile(rf"(?:(?<!\w){_ARTICLE.pattern[1:]})?({'|'.join(patterns)})", re.IGNORECASE)
-    return found.sub(lambda match: f"({named.get(normalize(match[1]), '…')})", text)
+        return answer
+    found = re.compile(rf"(?:(?<!\w){_ARTICLE.pattern[1:]})?(?:{'|'.join(patterns)})", re.IGNORECASE)
+    return found.sub(lambda match: f"[{texts[(match.lastindex or 1) - 1][1]}]", answer)

@@ -45,10 +45,10 @@ _FOREIGN = {
     "it": r"\brisposta(?:\s+(?:corretta|finale))?\s*(?:è|:)",
     "ru": r"\bответ\s*(?:[:—–-]|это\b|равен\b)",
     "vi": r"\bđáp\s+(?:án|số)(?:\s+đúng)?\s*(?:là\b|:)",
-    "id": r"\bjawaban(?:nya)?(?:\s+(?:akhir|yang\s+benar))?\s*(?:adalah\b|:)",
+    "id": r"\bjawaban(?:nya)?(?:\s+(?:akhir|yang\s+benar))?\s*(?:adalah\b|:)?",
     "pl": r"\bodpowiedź\s*(?:to\b|:)",
     "tr": r"\b(?:doğru\s+)?cevap\s*:?",
-    "ar": r"(?:الإجابة|الجواب)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)",
+    "ar": r"(?:الإجابة|الجواب|الخيار)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)?",
     "hi": r"(?:सही\s+)?(?:उत्तर|विकल्प)(?:\s+है)?\s*:?",
 }
 # The parentheses in the middle are for remarks such as "(in cm)".

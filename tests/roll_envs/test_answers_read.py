@@ -51,7 +51,7 @@ def test_replies_that_were_misread_once() -> None:
     assert [one for one in written("misread_replies.tsv") if read_as(one, math) != "right"] == []
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("a", 0.91, 5), ("b", 0.85, 9), ("c", 0.94, 4)])
+@pytest.mark.parametrize(("name", "least", "most"), [("a", 0.98, 0), ("b", 0.978, 1), ("c", 0.966, 3)])
 def test_choices_of_replies_that_others_wrote(name: str, least: float, most: int) -> None:
     """The share that is read, and the letters that are not given, are no worse than they were: 98% is the aim."""
     choices = [one for one in written(f"written_replies_{name}.tsv") if one.task == "choice"]
