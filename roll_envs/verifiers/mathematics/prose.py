@@ -75,7 +75,8 @@ def stated(text: str, *, first: bool = False) -> str:
     contents = [whole[whole.lastindex or 0] for whole in _WHOLE.finditer(text)]
     signs = itertools.count(ord(_SIGN[1]))
     told = _sentences(_WHOLE.sub(lambda _: chr(next(signs)), text))
-    found = next(filter(None, (_stated(one, first) for one in (told if first else reversed(told)))), "")
+    told = told if first else told[::-1]
+    found = next(filter(None, (_stated(one, first) for each in (told, map(in_digits, told)) for one in each)), "")
     found = re.sub(rf"(?<={_SIGN}),?\s(?:and|or)\s(?={_SIGN})", ", ", found)
     found = re.sub(_SIGN, lambda sign: contents[ord(sign.group()) - ord(_SIGN[1])], found)
     return re.sub(r"^([^,%]*)(?:,|\sor)\s[^,]*%$", r"\1", found)  # "3/8, or 37.5%"
@@ -90,7 +91,7 @@ _ABOUT = re.compile(rf",\s(?:or\s|which is\s)?(?:approximately|about|roughly)\s(
 _EXPLAINED = re.compile(rf"\b(?:is|are|was)\b[^:=]{{0,80}}?(?:\d|{_SIGN}|=[^:]{{0,80}})(?=:\s[^\d\s])")
 _CONSEQUENCE = re.compile(
     r"\b(?:so|thus|hence|therefore|giving|gives|yields|makes|get|i\.e\.|that is|donc|entonces)\b[,:]?|[→⇒⟹∴]|=>|->"
-    rf"|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|to|us|makes|equals|means)\s(?:about\s)?(?={_VALUE})"
+    rf"|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|are|to|us|makes|equals|means)\s(?:about\s)?(?={_VALUE})"
 )
 # What begins a clause that only explains, restricts or restates.
 _SUBORDINATE = re.compile(
@@ -115,12 +116,10 @@ _DENIED = re.compile(r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$")
 _WRONG = re.compile(r"\s(?:is|are|was)(?:n't|\s(?:not|wrong|incorrect|too)\b)")
 _SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my)\s")
 _FEW_WORDS = 4
-_BINARY = "=/×*·÷^"
 
 
 def _stated(sentence: str, first: bool) -> str:
     sentence = _ABOUT.sub(" ≈ ", _RELATIVE.sub("", _REMARK.sub("", sentence)))
-    sentence = sentence if re.search(rf"\d|{_SIGN}", sentence) else in_digits(sentence)
     sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
     if "ratio" in sentence:
         sentence = re.sub(r"(\d)(?: to |: )(\d)", r"\1:\2", sentence)
@@ -151,9 +150,9 @@ def _main(clause: str, first: bool) -> str | None:
     few = len(re.findall(r"[^\W\d_]{2,}", clause[found[-1][1] :])) <= _FEW_WORDS
     while few and len(found) > 1 and _OF.fullmatch(clause[found[-2][1] : found[-1][0]]):
         found.pop()
-    quantity = clause[slice(*found[-1])].lstrip(" )]}≈").removeprefix("| ")
-    if quantity[0] in _BINARY:
-        quantity = quantity.rpartition("=")[2].lstrip(_BINARY + " ")
+    quantity = clause[slice(*found[-1])].lstrip(" )]}")
+    if clause[: found[-1][0]].rstrip()[-1:] in tuple("/×*·÷^"):  # "10 books × 3 = 30": with words in it
+        quantity = quantity.rpartition("=")[2].strip()
     # A letter behind a number, set apart, is a unit and no variable.
     return re.sub(r"(?<=\d)\s([A-Za-z])$", r"\\text{ \1}", quantity)
 
@@ -190,7 +189,7 @@ def _runs(text: str) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     joined = False
     for token, before, word, after, further in zip(tokens, words, words[1:], words[2:], words[3:], strict=False):
-        if _is_mathematics(word, before, after):
+        if (joined or word not in _OPERATOR + "|") and _is_mathematics(word, before, after):
             runs[len(runs) - joined :] = [(runs[-1][0] if joined else token.start(), token.end())]
             joined = word == ":" or word[-1] not in ".!?:"
         else:
