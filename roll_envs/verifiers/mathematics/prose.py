@@ -150,7 +150,7 @@ def _main(clause: str, first: bool) -> str | None:
     few = len(re.findall(r"[^\W\d_]{2,}", clause[found[-1][1] :])) <= _FEW_WORDS
     while few and len(found) > 1 and _OF.fullmatch(clause[found[-2][1] : found[-1][0]]):
         found.pop()
-    quantity = clause[slice(*found[-1])].lstrip(" )]}")
+    quantity = clause[slice(*found[-1])]
     if clause[: found[-1][0]].rstrip()[-1:] in tuple("/×*·÷^"):  # "10 books × 3 = 30": with words in it
         quantity = quantity.rpartition("=")[2].strip()
     # A letter behind a number, set apart, is a unit and no variable.
@@ -189,7 +189,7 @@ def _runs(text: str) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     joined = False
     for token, before, word, after, further in zip(tokens, words, words[1:], words[2:], words[3:], strict=False):
-        if (joined or word not in _OPERATOR + "|") and _is_mathematics(word, before, after):
+        if (joined or word not in _OPERATOR + ":|") and _is_mathematics(word, before, after):
             runs[len(runs) - joined :] = [(runs[-1][0] if joined else token.start(), token.end())]
             joined = word == ":" or word[-1] not in ".!?:"
         else:
@@ -211,7 +211,7 @@ def _is_mathematics(token: str, before: str, after: str) -> bool:
     if re.fullmatch(r"[A-Za-z]", bare):  # an article, a name or a variable
         times = bare == "x" and before[-1:].isdigit() and _NUMERAL.match(after)
         return bool(times or (before and before[-1] in _OPERATOR + "(,") or (after and after[0] in _OPERATOR))
-    return re.search(rf"[\w√∫∞∅({{\\[]|{_SIGN}", bare) is not None or (bare in _OPERATOR + ":|" and before != "")
+    return re.search(rf"[\w√∫∞∅({{\\[]|{_SIGN}", bare) is not None or (bare in _OPERATOR + ":|")
 
 
 def _with_unit(text: str, start: int, end: int) -> tuple[int, int] | None:
