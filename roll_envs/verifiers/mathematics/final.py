@@ -21,11 +21,12 @@ _EQUALS = re.compile(r"(?<![<>=])=(?![^{}]{0,200}\})")
 _JOINED = re.compile(r",|;|\b(?:and|or)\b|\\text\s*\{[^{}]*\}")
 _NAMED_VALUE = re.compile(r"[\s$]*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*=")
 _IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒∴]|=>")
+_ALIGNED = re.compile(r"\\(?:begin|end)\{(?:align|aligned|gather|split|eqnarray)\*?\}")
 # The left of an equation that is no answer itself: an integral, words, a calculation without unknowns, a quantity.
 _CALCULATED = re.compile(
     r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|[A-Za-z]{2} |\d ?x ?\$?\d"
     r"|^(?=.*[-+*/^!×÷√·²³\\])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|\$)(?![A-Za-z])|sqrt|pi"
-    r"|[^A-Za-z\\])*$|^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%])[²³]?\s*$"
+    r"|[^A-Za-z\\])*$|^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$"
 )
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000
@@ -116,6 +117,8 @@ def _words(text: str) -> list[str]:
 
 def _side(text: str) -> str:
     """The last side of a chain of equal ones; an equation of two where its left is a name or holds unknowns."""
+    if _ALIGNED.search(text):
+        text = next(filter(str.strip, _ALIGNED.sub("", text).split("\\\\")[::-1]), "").replace("&", "")
     text = _IMPLIED.split(text)[-1].strip()
     # "x = 3, y = -1": each is an answer of its own.
     if sum(_NAMED_VALUE.match(piece) is not None for piece in _JOINED.split(text)) > 1:

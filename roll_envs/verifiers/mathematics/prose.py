@@ -109,7 +109,8 @@ _VERDICT = re.compile(
 # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
 _NO_VERB = r"(?:\s(?!(?:is|are|was|were|we|he|she|they|it|and|equals|gives|sold)\b)[A-Za-z]+)"
 _OF = re.compile(
-    rf"{_NO_VERB}{{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|to give)"
+    rf"{_NO_VERB}{{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|to give"
+    r"|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby)"
     rf"(?:(?!\s(?:total|all|for)\b){_NO_VERB}){{0,4}}\s"
 )
 _DENIED = re.compile(r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$")
@@ -217,7 +218,7 @@ def _is_mathematics(token: str, before: str, after: str) -> bool:
 def _with_unit(text: str, start: int, end: int) -> tuple[int, int] | None:
     """A run without the punctuation behind it, with the unit behind it; ``None`` where it holds no quantity."""
     run = text[start:end].rstrip(" .,;:?-|([{")
-    run = run if re.search(r"=\s*\d+!$", run) else run.rstrip("!")
+    run = run.rstrip("!") if end == len(text) else run  # else it is a factorial
     if not _OPERAND.search(run):
         return None
     at = end = start + len(run)
@@ -254,7 +255,11 @@ def says(text: str, words: str) -> bool:
     opposite = _OPPOSITES.get(words.casefold())
     if opposite and re.search(rf"(?im)(?:^\W*|{_VERB}){opposite}\s*(?:[.,;!]|$)", "\n".join(told)):
         return False
-    ending = rf"(?i)(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about)\s)"
+    ending = (
+        rf"(?i)(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about)\s)"
+        rf"|^{_OPENING}{phrase}(?=\s(?:is|was|has)\sthe\s(?:\w+est|most|winner|answer|only)\b)"
+        rf"|\bis\san?\s{phrase}(?=\s[a-z]+\W*$)"  # "f is an odd function"
+    )
     opening = rf"(?i)^{_OPENING}{phrase}(?=\s*(?:{'[,.:;!—-]|' if opposite or len(told) == 1 else ''}$))"
     for sentence, pattern, later in ((told[-1], ending, []), (told[0], opening, told[1:])):
         for match in [*re.finditer(pattern, sentence)][-1:]:

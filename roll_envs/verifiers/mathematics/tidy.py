@@ -32,7 +32,7 @@ _COMMANDS = {
     "langle": "(", "rangle": ")", "degree": "°", "degrees": "°", "infin": r"\infty ", "R": "ℝ", "Reals": "ℝ",
     "reals": "ℝ", "lor": " or ", "vee": " or ", "land": " and ", "wedge": " and ", "euro": "€", "pounds": "£",
     "textdollar": MONEY, "cdotp": r"\cdot ", "lvert": "|", "rvert": "|", "mid": "|", "colon": ":", "thinspace": " ",
-    "space": " ", "exp": r"\exp", "imath": "i", "prime": "'", "checkmark": "", "Omega": "Ω", "approx": "≈",
+    "space": " ", "exp": r"\exp", "imath": "i", "prime": "'", "checkmark": "", "Omega": "Ω", "approx": "≈", "underline": "",
 }  # fmt: skip
 
 _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])")
@@ -82,6 +82,7 @@ _AFTER_COMMANDS = (
     (r"^\s*R¤", MONEY),
     (r"(?i)(?<=\d)\s*([ap])\.\s?m\b", r" \1m"),
     (r"(?<=\d)\s+o'clock", ""),
+    (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
     (r"(?<=\d)\s+remainder\s+(?=\d)", " R "),
     (r"^\s*(\d+) to (\d+)\s*$", r"\1:\2"),
     (r"^\s*(?:(?:=|≈|\\approx(?![a-z]))\s*|\\text\s*\{[^{}]*(?::|\bis)\s*\}\s*(?=[^\s}]))", ""),
