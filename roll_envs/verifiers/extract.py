@@ -54,7 +54,7 @@ _PHRASE = re.compile(
     r"(?:(?:final|correct|best|right)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
     r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:question|problem)\s+)?"
     r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
-    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=|[-–—](?=\s)|\$?\\boxed)\s*"
+    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=>?|[-–—](?=\s)|\$?\\boxed)\s*"
     rf"|(?:{'|'.join(_FOREIGN.values())})\s*",
     re.IGNORECASE,
 )

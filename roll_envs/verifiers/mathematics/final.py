@@ -12,7 +12,9 @@ _PROSE = re.compile(rf"(?<![\\A-Za-z{{])[A-Za-z]{{2,}}(?![A-Za-z}}])|\bi\.e|{OTH
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|square|qed)\b\$?")
 _STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)"
 _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
-_LABEL = re.compile(_STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])")
+_LABEL = re.compile(
+    _STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])|\(?([A-Ja-j])\)\s+(?=[$\d.])"
+)
 _LABEL_ALONE = re.compile(rf"\$?(?:{_STYLE}\s*\{{)?\s*\(?[A-J]\)?\s*\}}?\$?")
 _SENTENCES = re.compile(r"[.?!]\s|\n|[A-Za-z]:\s")
 # Words that a sentence can conclude with: "no", "Leonardo da Vinci", "July 4, 1776", "B".
@@ -103,7 +105,7 @@ def for_reference(found: str, reference: str) -> str:
     label = _LABEL.match(found)
     if label is None:
         return found
-    return label[1] if _LABEL_ALONE.fullmatch(reference.strip()) else found[label.end() :]
+    return (label[1] or label[2]) if _LABEL_ALONE.fullmatch(reference.strip()) else found[label.end() :]
 
 
 def _unstyled(text: str) -> str:

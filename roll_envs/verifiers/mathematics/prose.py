@@ -48,7 +48,8 @@ _NO_ANSWER = re.compile(
 )
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
 REVISED = re.compile(
-    r"(?i)\b(?:oops|wait|correction)[,.:!]|\bscratch that\b|(?:\.\.\.|…)\s?no\b|, but [a-z ]{0,20}\bactually\b"
+    r"(?i)\b(?:(?:oops|wait|correction)[,.:!]|scratch that\b|that's (?:wrong|not right)\b|i (?:forgot|mis[a-z]+|made a)\b)"
+    r"|(?:\.\.\.|…)\s?no\b|, but [a-z ]{0,20}\bactually\b"
 )
 """After an answer: another one follows."""
 
@@ -87,10 +88,13 @@ def stated(text: str, *, first: bool = False) -> str:
 _REMARK = re.compile(r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=))[^()]*\)|(?<=\d)\s\([\d\s.,+=*·×−-]+\)(?=[.\s]*$)")
 _RELATIVE = re.compile(r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))")
 _ABOUT = re.compile(rf",\s(?:or\s|which is\s)?(?:approximately|about|roughly)\s(?=[\d$]|{_SIGN})")
-# "the number is 4: they are ...": an explanation behind the answer.
-_EXPLAINED = re.compile(rf"\b(?:is|are|was)\b[^:=]{{0,80}}?(?:\d|{_SIGN}|=[^:]{{0,80}})(?=:\s[^\d\s])")
+# "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer.
+_EXPLAINED = re.compile(
+    rf"\b(?:is|are|was|were|has|have|get)\b[^:=]{{0,80}}?(?:\d|{_SIGN}|=[^:]{{0,80}})(?:(?:\s[a-z]+){{0,3}}(?=:\s)"
+    r"|(?:\s[a-z]+){1,3}(?=\s[-–—]\s))"
+)
 _CONSEQUENCE = re.compile(
-    r"\b(?:so|thus|hence|therefore|giving|gives|yields|makes|get|i\.e\.|that is|donc|entonces)\b[,:]?|[→⇒⟹∴]|=>|->"
+    r"(?i)\b(?:so|thus|hence|therefore|giving|gives|yields|makes|get|i\.e\.|that is|donc|entonces)\b[,:]?|[→⇒⟹∴]|=>|->"
     rf"|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|are|to|us|makes|equals|means)\s(?:about\s)?(?={_VALUE})"
 )
 # What begins a clause that only explains, restricts or restates.
@@ -98,7 +102,7 @@ _SUBORDINATE = re.compile(
     r",?\s\(?(?:because|since|when|who|where|while|whereas|although|though|if|including|instead|rather|provided|valid"
     r"|assuming|taking|which|car|porque|weil|attained|reached|compared|after (?:it|he|she|they|we))\b"
     r"|,\s(?:as|also (?:written|known)|or (?:as|about|exactly))\b|,?\s(?:验证|因为)"
-    r"|,\s(?=[\d.]+\s\w+\s(?:after|before|more|less|fewer)\b)"
+    r"|,\s(?=[\d.]+\s\w+\s(?:after|before|more|less|fewer|which|whom|them)\b)|,\s(?:namely|of wh)"
 )
 _GIVEN = re.compile(r"^\s*(?:as|since|because|if|when|for|given|with)\s[^,]*,\s", re.IGNORECASE)
 _VERDICT = re.compile(
@@ -115,7 +119,7 @@ _OF = re.compile(
 )
 _DENIED = re.compile(r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$")
 _WRONG = re.compile(r"\s(?:is|are|was)(?:n't|\s(?:not|wrong|incorrect|too)\b)")
-_SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my)\s")
+_SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s")
 _FEW_WORDS = 4
 
 
@@ -130,8 +134,8 @@ def _stated(sentence: str, first: bool) -> str:
         verdict = _VERDICT.search(piece)
         if verdict and not re.search(rf"\d|{_SIGN}", piece[verdict.end() :]):
             return verdict.group()
-        for clause in _SUBORDINATE.split(piece):
-            found = _main(_GIVEN.sub("", clause), first) or _main(clause, first)
+        for clause in (*_SUBORDINATE.split(_GIVEN.sub("", piece)), *_SUBORDINATE.split(piece)):
+            found = _main(clause, first)
             if found is not None:
                 return found
     return ""
