@@ -38,6 +38,7 @@ _COMMANDS = {
 _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])")
 _BEFORE_COMMANDS = (
     (r"(?<=\d)\{,\}(?=\d{3})", ","),
+    (r"(?<=\d)\{:\}(?=\d)", ":"),
     (r"\\\{", "⦃"),
     (r"\\\}", "⦄"),
     (r"\\([%|#])", r"\1"),
@@ -84,7 +85,7 @@ _AFTER_COMMANDS = (
     (r"(?<=\d)\s+o'clock", ""),
     (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
     (r"(?<=\d)\s+remainder\s+(?=\d)", " R "),
-    (r"^\s*(\d+) to (\d+)\s*$", r"\1:\2"),
+    (r"^\s*(\d+)\s*(?:\bto\b|\\text\s*\{\s*to\s*\})\s*(\d+)\s*$", r"\1:\2"),
     (r"^\s*(?:(?:=|≈|\\approx(?![a-z]))\s*|\\text\s*\{[^{}]*(?::|\bis)\s*\}\s*(?=[^\s}]))", ""),
     (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
     (r"(?:\\text\s*\{\s*)?all real(?:s| numbers) except(?: for)?\s*\}?\s*(?:[a-z]\s*=\s*)?([^{},=]+)$", r"ℝ∖⦃\1⦄"),
@@ -95,7 +96,7 @@ _AFTER_COMMANDS = (
     ("==", "="),
     (r"\+-", "±"),
 )
-_EDGE = " \t\r\n,;:"
+_EDGE = " \t\r\n,;:?"
 
 
 def tidy(text: str) -> str:
@@ -110,7 +111,7 @@ def tidy(text: str) -> str:
         text = re.sub(pattern, written, text)
     # A full stop at the end closes the sentence; one at the beginning belongs to a number (.5).
     text = text.rstrip(_EDGE + ".").lstrip(_EDGE)
-    number = in_digits(text)
+    number = in_digits(re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text))
     text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?: (?:hundred|thousand|[mb]illion))?", number) else text
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
 
