@@ -48,8 +48,8 @@ _NO_ANSWER = re.compile(
 )
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
 REVISED = re.compile(
-    r"(?i)\b(?:(?:oops|wait|correction)[,.:!]|scratch that\b|that's (?:wrong|not right)\b|i (?:forgot|mis[a-z]+|made a)\b)"
-    r"|(?:\.\.\.|…)\s?no\b|, but [a-z ]{0,20}\bactually\b"
+    r"(?i)\b(?:(?:oops|wait|correction)[,.:!]|scratch that\b|that's (?:wrong|not right)\b"
+    r"|i (?:forgot|mis[a-z]+|made a)\b)|(?:\.\.\.|…)\s?no\b|, but [a-z ]{0,20}\bactually\b"
 )
 """After an answer: another one follows."""
 

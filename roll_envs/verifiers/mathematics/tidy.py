@@ -32,7 +32,8 @@ _COMMANDS = {
     "langle": "(", "rangle": ")", "degree": "°", "degrees": "°", "infin": r"\infty ", "R": "ℝ", "Reals": "ℝ",
     "reals": "ℝ", "lor": " or ", "vee": " or ", "land": " and ", "wedge": " and ", "euro": "€", "pounds": "£",
     "textdollar": MONEY, "cdotp": r"\cdot ", "lvert": "|", "rvert": "|", "mid": "|", "colon": ":", "thinspace": " ",
-    "space": " ", "exp": r"\exp", "imath": "i", "prime": "'", "checkmark": "", "Omega": "Ω", "approx": "≈", "underline": "",
+    "space": " ", "exp": r"\exp", "imath": "i", "prime": "'", "checkmark": "", "Omega": "Ω", "approx": "≈",
+    "underline": "",
 }  # fmt: skip
 
 _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])")
