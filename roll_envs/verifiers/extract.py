@@ -75,7 +75,9 @@ _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNOR
 
 # A base model goes on with a question of its own after its answer.
 _NEXT = re.compile(r"\n[ \t]*\n(?:#{1,9}[ \t]*\n[ \t]*\n?)?(?:Q|Question|Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]")
-_SHORT_ANSWER = re.compile(r"\W{0,3}(?:[A-J]\b|-?[$\d])[^\n]{0,20}|[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\.")
+_SHORT_ANSWER = re.compile(
+    r"\W{0,3}(?:[A-J]\b|-?[$\d])[^\n]{0,20}|(?!.*(?:roblem|uestion|xercise|olv|tep))[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
+)
 
 
 class Announced(NamedTuple):
@@ -141,7 +143,8 @@ def _in_json(text: str) -> str | None:
     values = [named[name] for name in _JSON_NAMES if name in named] or [*named.values()][: len(named) == 1]
     if not values:
         return None
-    return str(values[0]) if isinstance(values[0], str | int | float) else ""
+    answers = values[0] if isinstance(values[0], list) else values[:1]
+    return ", ".join(str(answer) for answer in answers if isinstance(answer, str | int | float))
 
 
 def plain(text: str) -> str:

@@ -110,6 +110,10 @@ _VERDICT = re.compile(
     r"|diverges|divergent|all real numbers(?: except [^.;]{1,30})?|empty set)\b(?!\s(?:other|besides|unless|if|when))"
 )
 """Answers in words."""
+_UNSURE = re.compile(r"(?i)\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n't\b")
+_TAKEN_BACK = re.compile(
+    rf"{REVISED.pattern}|\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b|^,\s(?-i:[A-Z])\w*(?:\W*$|,|\s(?:and|or)\b)"
+)
 # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
 _NO_VERB = r"(?:\s(?!(?:is|are|was|were|we|he|she|they|it|and|equals|gives|sold)\b)[A-Za-z]+)"
 _OF = re.compile(
@@ -132,13 +136,19 @@ def _stated(sentence: str, first: bool) -> str:
     pieces = _CONSEQUENCE.split(sentence[: explained.end()] if explained else sentence)
     for piece in pieces if first else reversed(pieces):
         verdict = _VERDICT.search(piece)
-        if verdict and not re.search(rf"\d|{_SIGN}", piece[verdict.end() :]):
+        if verdict and _is_meant(piece, verdict) and not re.search(rf"\d|{_SIGN}", piece[verdict.end() :]):
             return verdict.group()
         for clause in (*_SUBORDINATE.split(_GIVEN.sub("", piece)), *_SUBORDINATE.split(piece)):
             found = _main(clause, first)
             if found is not None:
                 return found
     return ""
+
+
+def _is_meant(sentence: str, words: re.Match[str]) -> bool:
+    """Whether words stand in a sentence without a doubt before or a correction behind them."""
+    before = re.split(r"[,;:]\s", sentence[: words.start()])[-1]
+    return not (_UNSURE.search(before) or _TAKEN_BACK.search(sentence[words.end() :]))
 
 
 def _main(clause: str, first: bool) -> str | None:
@@ -242,10 +252,8 @@ _VERB = (
     r"(?:\b(?:is|are|was|were|be|by|has|have|means|equals|called|named|on|until|to|so)|'(?:s|re)|:|=)[,\s]\s?"
     r"(?:(?:the|an?|always|indeed|thus|therefore|exactly)\s)?"
 )
-_UNSURE = re.compile(r"(?i)\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n't\b")
-_TAKEN_BACK = re.compile(
-    rf"{REVISED.pattern}|\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b|^,\s(?-i:[A-Z])\w*(?:\W*$|,|\s(?:and|or)\b)"
-)
+_ANOTHER = re.compile(rf"{REVISED.pattern}|(?:^|\b(?:is|was|be|'s)\s)(?:the\s|an?\s)?\w+\W*$")
+"""After a sentence that is a name: another sentence that may be an answer."""
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 
@@ -265,9 +273,9 @@ def says(text: str, words: str) -> bool:
         rf"|\bis\san?\s{phrase}(?=\s[a-z]+\W*$)"  # "f is an odd function"
     )
     opening = rf"(?i)^{_OPENING}{phrase}(?=\s*(?:{'[,.:;!—-]|' if opposite or len(told) == 1 else ''}$))"
+    another = REVISED if opposite else _ANOTHER
     for sentence, pattern, later in ((told[-1], ending, []), (told[0], opening, told[1:])):
         for match in [*re.finditer(pattern, sentence)][-1:]:
-            unsure = _UNSURE.search(re.split(r"[,;:]\s", sentence[: match.start()])[-1])
-            if not (unsure or _TAKEN_BACK.search(sentence[match.end() :]) or any(map(REVISED.search, later))):
+            if _is_meant(sentence, match) and not any(map(another.search, later)):
                 return True
     return False
