@@ -44,7 +44,7 @@ _APPENDED = re.compile(r"(?i)\W{0,4}(?:explanation|reasoning|justification|confi
 _NO_ANSWER = re.compile(
     r"(?i)(?:can(?:not|'t)|could(?: not|n't)|(?:un|not )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
     r"(?:determine|answer|tell|solve|find|see|decide|know|calculate|compute)d?\b"
-    r"|(?:not|n't)\s(?:have\s)?enough information|\bneed to know\b|\bstuck between\b|\bnot clear\b|\bno answer to\b"
+    r"|(?:not|n't) (?:have )?enough information|\b(?:need to know|stuck between|not clear|no answer to|or (?:maybe|perhaps))\b"
 )
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
 REVISED = re.compile(
