@@ -74,8 +74,8 @@ def _read(text: str, *, first: bool = False) -> str:
 def says_words(text: str, reference: str) -> bool:
     """Whether the conclusion of a reply without a box is the words of a reference, such as a name or "yes"."""
     words = re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", reference_expression(reference).strip()).rstrip(".")
-    text = _written(text)
-    if not _AS_WORDS.fullmatch(words) or boxed(text):
+    text = _written(text) if _AS_WORDS.fullmatch(words) else ""
+    if not text or boxed(text):
         return False
     text = plain(text)
     return says(answer_phrase(text) or text[-_LOOKED_AT:], words)

@@ -43,7 +43,7 @@ _ASIDE = re.compile(
 _APPENDED = re.compile(r"(?i)\W{0,4}(?:explanation|reasoning|justification|confidence|.{0,6}check|verif\w+)\W{0,3}:")
 _NO_ANSWER = re.compile(
     r"(?i)(?:can(?:not|'t)|could(?: not|n't)|(?:un|not )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
-    r"(?:determine|answer|tell|solve|find|see|decide|know|calculate|compute)d?\b|(?:not|n't) (?:have )?enough information"
+    r"(?:determine|answer|tell|solve|find|decide|know|calculate|compute)d?\b|(?:not|n't) (?:have )?enough information"
     r"|\b(?:need to know|stuck between|not clear|no answer to|or (?:maybe|perhaps))\b"
 )
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
