@@ -12,15 +12,13 @@ import re
 from roll_envs.verifiers.mathematics.plain_numbers import in_digits
 from roll_envs.verifiers.mathematics.units import compound, is_unit_word
 
+# Mathematics between delimiters, and commands that may hold words and spaces.
 SPAN = re.compile(  # lengths are limited, so that delimiters without an end take linear time
     r"(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$"
     # As in Pandoc, a dollar sign before a number closes nothing: it is one of money.
     r"|(?<!\\)\$((?:\\.|[^$\n\\]){1,1000})\$(?!\d)"
     r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"
-)
-# Mathematics that may hold words and spaces.
-_WHOLE = re.compile(
-    rf"{SPAN.pattern}|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{{[^{{}}]*\}}"
+    r"|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{[^{}]*\}"
     r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\}"
 )
 _SIGN = "[\U000f0000-\U000ffffd]"
@@ -73,9 +71,9 @@ def stated(text: str, *, first: bool = False) -> str:
     With ``first`` the text begins with its answer, and what follows explains it.
     """
     text = re.sub(_SIGN, "", text)
-    contents = [whole[whole.lastindex or 0] for whole in _WHOLE.finditer(text)]
+    contents = [whole[whole.lastindex or 0] for whole in SPAN.finditer(text)]
     signs = itertools.count(ord(_SIGN[1]))
-    told = _sentences(_WHOLE.sub(lambda _: chr(next(signs)), text))
+    told = _sentences(SPAN.sub(lambda _: chr(next(signs)), text))
     told = told if first else told[::-1]
     found = next(filter(None, (_stated(one, first) for each in (told, map(in_digits, told)) for one in each)), "")
     found = re.sub(rf"(?<={_SIGN}),?\s(?:and|or)\s(?={_SIGN})", ", ", found)
@@ -85,8 +83,11 @@ def stated(text: str, *, first: bool = False) -> str:
 
 # -- clauses -----------------------------------------------------------------------------------------------------------
 
-_REMARK = re.compile(r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=))[^()]*\)|(?<=\d)\s\([\d\s.,+=*·×−-]+\)(?=[.\s]*$)")
-_RELATIVE = re.compile(r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))")
+# Remarks in parentheses and relative clauses.
+_BESIDE = re.compile(
+    r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=))[^()]*\)|(?<=\d)\s\([\d\s.,+=*·×−-]+\)(?=[.\s]*$)"
+    r"|,?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))"
+)
 _ABOUT = re.compile(rf",\s(?:or\s|which is\s)?(?:approximately|about|roughly)\s(?=[\d$]|{_SIGN})")
 # "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer.
 _EXPLAINED = re.compile(
@@ -128,7 +129,7 @@ _FEW_WORDS = 4
 
 
 def _stated(sentence: str, first: bool) -> str:
-    sentence = _ABOUT.sub(" ≈ ", _RELATIVE.sub("", _REMARK.sub("", sentence)))
+    sentence = _ABOUT.sub(" ≈ ", _BESIDE.sub("", sentence))
     sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
     if "ratio" in sentence:
         sentence = re.sub(r"(\d)(?: to |: )(\d)", r"\1:\2", sentence)
