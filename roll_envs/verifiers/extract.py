@@ -56,7 +56,7 @@ _PHRASE = re.compile(
     r"(?:(?:final|correct|best|right)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
     r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:question|problem)\s+)?"
     r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
-    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=|[-–—](?=\s)|\$?\\boxed)\s*"
+    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=>?|[-–—](?=\s)|\$?\\boxed)\s*"
     rf"|(?:{'|'.join(_FOREIGN.values())})\s*",
     re.IGNORECASE,
 )
@@ -82,7 +82,7 @@ _NEXT = re.compile(
 )
 _SHORT_ANSWER = re.compile(
     r"\W{0,3}(?:[A-J]\b(?:[.):,][^\n]*|[^\n]{0,20}|[.):]?\n(?s:.*))|-?[$\d][^\n]{0,20})"
-    r"|[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
+    r"|(?![^\n]*(?:roblem|uestion|xercise|olv|tep))[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
 )
 _VALUE = re.compile(r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore)\b)\D{0,60}\d")
 _GIVEN = re.compile(r"Given|Let|If|Suppose")
@@ -159,7 +159,8 @@ def _in_json(text: str) -> str | None:
         values = list(named.values())
     if not values:
         return None
-    return str(values[0]) if isinstance(values[0], str | int | float) else ""
+    answers = values[0] if isinstance(values[0], list) else values[:1]
+    return ", ".join(str(answer) for answer in answers if isinstance(answer, str | int | float))
 
 
 def plain(text: str) -> str:

@@ -12,7 +12,9 @@ _PROSE = re.compile(rf"(?<![\\A-Za-z{{])[A-Za-z]{{2,}}(?![A-Za-z}}])|\bi\.e|{OTH
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|square|qed)\b\$?")
 _STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)"
 _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
-_LABEL = re.compile(_STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])")
+_LABEL = re.compile(
+    _STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])|\(?([A-Ja-j])\)\s+(?=[$\d.])"
+)
 _LABEL_ALONE = re.compile(rf"\$?(?:{_STYLE}\s*\{{)?\s*\(?[A-J]\)?\s*\}}?\$?")
 _SENTENCES = re.compile(r"[.?!]\s|\n|[A-Za-z]:\s")
 # Words that a sentence can conclude with: "no", "Leonardo da Vinci", "July 4, 1776", "B".
@@ -21,11 +23,12 @@ _EQUALS = re.compile(r"(?<![<>=])=(?![^{}]{0,200}\})")
 _JOINED = re.compile(r",|;|\b(?:and|or)\b|\\text\s*\{[^{}]*\}")
 _NAMED_VALUE = re.compile(r"[\s$]*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*=")
 _IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒∴]|=>")
+_ALIGNED = re.compile(r"\\(?:begin|end)\{(?:align|aligned|gather|split|eqnarray)\*?\}")
 # The left of an equation that is no answer itself: an integral, words, a calculation without unknowns, a quantity.
 _CALCULATED = re.compile(
-    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|[A-Za-z]{2} | x \$?\d"
+    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|[A-Za-z]{2} |\d ?x ?\$?\d"
     r"|^(?=.*[-+*/^!×÷√·²³\\])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|\$)(?![A-Za-z])|sqrt|pi"
-    r"|[^A-Za-z\\])*$|^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%])[²³]?\s*$"
+    r"|[^A-Za-z\\])*$|^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$"
 )
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000
@@ -71,8 +74,8 @@ def _read(text: str, *, first: bool = False) -> str:
 def says_words(text: str, reference: str) -> bool:
     """Whether the conclusion of a reply without a box is the words of a reference, such as a name or "yes"."""
     words = re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", reference_expression(reference).strip()).rstrip(".")
-    text = _written(text)
-    if not _AS_WORDS.fullmatch(words) or boxed(text):
+    text = _written(text) if _AS_WORDS.fullmatch(words) else ""
+    if not text or boxed(text):
         return False
     text = plain(text)
     return says(answer_phrase(text) or text[-_LOOKED_AT:], words)
@@ -102,7 +105,7 @@ def for_reference(found: str, reference: str) -> str:
     label = _LABEL.match(found)
     if label is None:
         return found
-    return label[1] if _LABEL_ALONE.fullmatch(reference.strip()) else found[label.end() :]
+    return (label[1] or label[2]) if _LABEL_ALONE.fullmatch(reference.strip()) else found[label.end() :]
 
 
 def _unstyled(text: str) -> str:
@@ -116,6 +119,8 @@ def _words(text: str) -> list[str]:
 
 def _side(text: str) -> str:
     """The last side of a chain of equal ones; an equation of two where its left is a name or holds unknowns."""
+    if _ALIGNED.search(text):
+        text = next(filter(str.strip, _ALIGNED.sub("", text).split("\\\\")[::-1]), "").replace("&", "")
     text = _IMPLIED.split(text)[-1].strip()
     # "x = 3, y = -1": each is an answer of its own.
     if sum(_NAMED_VALUE.match(piece) is not None for piece in _JOINED.split(text)) > 1:

@@ -6,10 +6,6 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-_UNDER_TWENTY = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen".split()
-)
 _SIGN = r"([+-]?)\s*"
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d*)?", re.ASCII)
 # At most 400 digits, far below the 4300 that int() takes.
@@ -105,14 +101,19 @@ def _signed(sign: str, value: Fraction) -> Fraction:
     return -value if sign == "-" else value
 
 
-_NAMES = {name: n for n, name in enumerate(_UNDER_TWENTY)}
-for _n, _tens in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2):
-    _NAMES[_tens] = 10 * _n
-    _NAMES |= {f"{_tens}{joint}{one}": 10 * _n + n for n, one in enumerate(_UNDER_TWENTY[:10]) for joint in " -"}
+_NAMES = {
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5,
+    "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+    "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15,
+    "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19,
+    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50,
+    "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+}  # fmt: skip
 _PARTS = {"half": 2, "quarter": 4, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 _SPELLED = re.compile(  # "one" is often no number
-    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?(?:({'|'.join(sorted(_NAMES, reverse=True))})"
-    rf"(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)|an?(?= (?:dozen|hundred|thousand|.illion)))",
+    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?(?:(?:({'|'.join([*_NAMES][20:])})[ -])?"
+    rf"({'|'.join(_NAMES)})(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)"
+    r"|an?(?= (?:dozen|hundred|thousand|.illion)))",
     re.IGNORECASE,
 )
 
@@ -123,6 +124,6 @@ def in_digits(text: str) -> str:
 
 
 def _digits(spelled: re.Match[str]) -> str:
-    sign, name, part = spelled.groups()
-    below = f"/{_PARTS[part.casefold()]}" if part else ""
-    return f"{'-' if sign else ''}{_NAMES[name.casefold()] if name else 1}{below}"
+    sign, tens, ones, part = ((group or "").casefold() for group in spelled.groups())
+    number = _NAMES.get(tens, 0) + _NAMES.get(ones, 1)
+    return f"{'-' if sign else ''}{number}" + (f"/{_PARTS[part]}" if part else "")

@@ -12,15 +12,13 @@ import re
 from roll_envs.verifiers.mathematics.plain_numbers import in_digits
 from roll_envs.verifiers.mathematics.units import compound, is_unit_word
 
+# Mathematics between delimiters, and commands that may hold words and spaces.
 SPAN = re.compile(  # lengths are limited, so that delimiters without an end take linear time
     r"(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$"
     # As in Pandoc, a dollar sign before a number closes nothing: it is one of money.
     r"|(?<!\\)\$((?:\\.|[^$\n\\]){1,1000})\$(?!\d)"
     r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"
-)
-# Mathematics that may hold words and spaces.
-_WHOLE = re.compile(
-    rf"{SPAN.pattern}|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{{[^{{}}]*\}}"
+    r"|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{[^{}]*\}"
     r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\}"
 )
 _SIGN = "[\U000f0000-\U000ffffd]"
@@ -43,12 +41,13 @@ _ASIDE = re.compile(
 _APPENDED = re.compile(r"(?i)\W{0,4}(?:explanation|reasoning|justification|confidence|.{0,6}check|verif\w+)\W{0,3}:")
 _NO_ANSWER = re.compile(
     r"(?i)(?:can(?:not|'t)|could(?: not|n't)|(?:un|not )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
-    r"(?:determine|answer|tell|solve|find|see|decide|know|calculate|compute)d?\b"
-    r"|(?:not|n't)\s(?:have\s)?enough information|\bneed to know\b|\bstuck between\b|\bnot clear\b|\bno answer to\b"
+    r"(?:determine|answer|tell|solve|find|decide|know|calculate|compute)d?\b|(?:not|n't) (?:have )?enough information"
+    r"|\b(?:need to know|stuck between|not clear|no answer to|or (?:maybe|perhaps))\b"
 )
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
 REVISED = re.compile(
-    r"(?i)\b(?:oops|wait|correction)[,.:!]|\bscratch that\b|(?:\.\.\.|…)\s?no\b|, but [a-z ]{0,20}\bactually\b"
+    r"(?i)\b(?:(?:oops|wait|correction)[,.:!]|scratch that\b|that's (?:wrong|not right)\b"
+    r"|i (?:forgot|mis[a-z]+|made a)\b)|(?:\.\.\.|…)\s?no\b|, but [a-z ]{0,20}\bactually\b"
 )
 """After an answer: another one follows."""
 
@@ -72,10 +71,11 @@ def stated(text: str, *, first: bool = False) -> str:
     With ``first`` the text begins with its answer, and what follows explains it.
     """
     text = re.sub(_SIGN, "", text)
-    contents = [whole[whole.lastindex or 0] for whole in _WHOLE.finditer(text)]
+    contents = [whole[whole.lastindex or 0] for whole in SPAN.finditer(text)]
     signs = itertools.count(ord(_SIGN[1]))
-    told = _sentences(_WHOLE.sub(lambda _: chr(next(signs)), text))
-    found = next(filter(None, (_stated(one, first) for one in (told if first else reversed(told)))), "")
+    told = _sentences(SPAN.sub(lambda _: chr(next(signs)), text))
+    told = told if first else told[::-1]
+    found = next(filter(None, (_stated(one, first) for each in (told, map(in_digits, told)) for one in each)), "")
     found = re.sub(rf"(?<={_SIGN}),?\s(?:and|or)\s(?={_SIGN})", ", ", found)
     found = re.sub(_SIGN, lambda sign: contents[ord(sign.group()) - ord(_SIGN[1])], found)
     return re.sub(r"^([^,%]*)(?:,|\sor)\s[^,]*%$", r"\1", found)  # "3/8, or 37.5%"
@@ -83,21 +83,27 @@ def stated(text: str, *, first: bool = False) -> str:
 
 # -- clauses -----------------------------------------------------------------------------------------------------------
 
-_REMARK = re.compile(r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=))[^()]*\)|(?<=\d)\s\([\d\s.,+=*·×−-]+\)(?=[.\s]*$)")
-_RELATIVE = re.compile(r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))")
+# Remarks in parentheses and relative clauses.
+_BESIDE = re.compile(
+    r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=))[^()]*\)|(?<=\d)\s\([\d\s.,+=*·×−-]+\)(?=[.\s]*$)"
+    r"|,?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))"
+)
 _ABOUT = re.compile(rf",\s(?:or\s|which is\s)?(?:approximately|about|roughly)\s(?=[\d$]|{_SIGN})")
-# "the number is 4: they are ...": an explanation behind the answer.
-_EXPLAINED = re.compile(rf"\b(?:is|are|was)\b[^:=]{{0,80}}?(?:\d|{_SIGN}|=[^:]{{0,80}})(?=:\s[^\d\s])")
+# "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer.
+_EXPLAINED = re.compile(
+    rf"\b(?:is|are|was|were|has|have|get)\b[^:=]{{0,80}}?(?:\d|{_SIGN}|=[^:]{{0,80}})(?:(?:\s[a-z]+){{0,3}}(?=:\s)"
+    r"|(?:\s[a-z]+){1,3}(?=\s[-–—]\s))"
+)
 _CONSEQUENCE = re.compile(
-    r"\b(?:so|thus|hence|therefore|giving|gives|yields|makes|get|i\.e\.|that is|donc|entonces)\b[,:]?|[→⇒⟹∴]|=>|->"
-    rf"|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|to|us|makes|equals|means)\s(?:about\s)?(?={_VALUE})"
+    r"(?i)\b(?:so|thus|hence|therefore|giving|gives|yields|makes|get|i\.e\.|that is|donc|entonces)\b[,:]?|[→⇒⟹∴]|=>|->"
+    rf"|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|are|to|us|makes|equals|means)\s(?:about\s)?(?={_VALUE})"
 )
 # What begins a clause that only explains, restricts or restates.
 _SUBORDINATE = re.compile(
     r",?\s\(?(?:because|since|when|who|where|while|whereas|although|though|if|including|instead|rather|provided|valid"
     r"|assuming|taking|which|car|porque|weil|attained|reached|compared|after (?:it|he|she|they|we))\b"
     r"|,\s(?:as|also (?:written|known)|or (?:as|about|exactly))\b|,?\s(?:验证|因为)"
-    r"|,\s(?=[\d.]+\s\w+\s(?:after|before|more|less|fewer)\b)"
+    r"|,\s(?=[\d.]+\s\w+\s(?:after|before|more|less|fewer|which|whom|them)\b)|,\s(?:namely|of wh)"
 )
 _GIVEN = re.compile(r"^\s*(?:as|since|because|if|when|for|given|with)\s[^,]*,\s", re.IGNORECASE)
 _VERDICT = re.compile(
@@ -105,22 +111,25 @@ _VERDICT = re.compile(
     r"|diverges|divergent|all real numbers(?: except [^.;]{1,30})?|empty set)\b(?!\s(?:other|besides|unless|if|when))"
 )
 """Answers in words."""
+_UNSURE = re.compile(r"(?i)\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n't\b")
+_TAKEN_BACK = re.compile(
+    rf"{REVISED.pattern}|\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b|^,\s(?-i:[A-Z])\w*(?:\W*$|,|\s(?:and|or)\b)"
+)
 # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
 _NO_VERB = r"(?:\s(?!(?:is|are|was|were|we|he|she|they|it|and|equals|gives|sold)\b)[A-Za-z]+)"
 _OF = re.compile(
-    rf"{_NO_VERB}{{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|to give)"
+    rf"{_NO_VERB}{{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|to give"
+    r"|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby)"
     rf"(?:(?!\s(?:total|all|for)\b){_NO_VERB}){{0,4}}\s"
 )
 _DENIED = re.compile(r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$")
 _WRONG = re.compile(r"\s(?:is|are|was)(?:n't|\s(?:not|wrong|incorrect|too)\b)")
-_SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my)\s")
+_SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s")
 _FEW_WORDS = 4
-_BINARY = "=/×*·÷^"
 
 
 def _stated(sentence: str, first: bool) -> str:
-    sentence = _ABOUT.sub(" ≈ ", _RELATIVE.sub("", _REMARK.sub("", sentence)))
-    sentence = sentence if re.search(rf"\d|{_SIGN}", sentence) else in_digits(sentence)
+    sentence = _ABOUT.sub(" ≈ ", _BESIDE.sub("", sentence))
     sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
     if "ratio" in sentence:
         sentence = re.sub(r"(\d)(?: to |: )(\d)", r"\1:\2", sentence)
@@ -128,13 +137,19 @@ def _stated(sentence: str, first: bool) -> str:
     pieces = _CONSEQUENCE.split(sentence[: explained.end()] if explained else sentence)
     for piece in pieces if first else reversed(pieces):
         verdict = _VERDICT.search(piece)
-        if verdict and not re.search(rf"\d|{_SIGN}", piece[verdict.end() :]):
+        if verdict and _is_meant(piece, verdict) and not re.search(rf"\d|{_SIGN}", piece[verdict.end() :]):
             return verdict.group()
-        for clause in _SUBORDINATE.split(piece):
-            found = _main(_GIVEN.sub("", clause), first) or _main(clause, first)
+        for clause in (*_SUBORDINATE.split(_GIVEN.sub("", piece)), *_SUBORDINATE.split(piece)):
+            found = _main(clause, first)
             if found is not None:
                 return found
     return ""
+
+
+def _is_meant(sentence: str, words: re.Match[str]) -> bool:
+    """Whether words stand in a sentence without a doubt before or a correction behind them."""
+    before = re.split(r"[,;:]\s", sentence[: words.start()])[-1]
+    return not (_UNSURE.search(before) or _TAKEN_BACK.search(sentence[words.end() :]))
 
 
 def _main(clause: str, first: bool) -> str | None:
@@ -151,9 +166,9 @@ def _main(clause: str, first: bool) -> str | None:
     few = len(re.findall(r"[^\W\d_]{2,}", clause[found[-1][1] :])) <= _FEW_WORDS
     while few and len(found) > 1 and _OF.fullmatch(clause[found[-2][1] : found[-1][0]]):
         found.pop()
-    quantity = clause[slice(*found[-1])].lstrip(" )]}≈").removeprefix("| ")
-    if quantity[0] in _BINARY:
-        quantity = quantity.rpartition("=")[2].lstrip(_BINARY + " ")
+    quantity = clause[slice(*found[-1])]
+    if clause[: found[-1][0]].rstrip()[-1:] in tuple("/×*·÷^"):  # "10 books × 3 = 30": with words in it
+        quantity = quantity.rpartition("=")[2].strip()
     # A letter behind a number, set apart, is a unit and no variable.
     return re.sub(r"(?<=\d)\s([A-Za-z])$", r"\\text{ \1}", quantity)
 
@@ -190,7 +205,7 @@ def _runs(text: str) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     joined = False
     for token, before, word, after, further in zip(tokens, words, words[1:], words[2:], words[3:], strict=False):
-        if _is_mathematics(word, before, after):
+        if (joined or word not in _OPERATOR + ":|") and _is_mathematics(word, before, after):
             runs[len(runs) - joined :] = [(runs[-1][0] if joined else token.start(), token.end())]
             joined = word == ":" or word[-1] not in ".!?:"
         else:
@@ -212,13 +227,13 @@ def _is_mathematics(token: str, before: str, after: str) -> bool:
     if re.fullmatch(r"[A-Za-z]", bare):  # an article, a name or a variable
         times = bare == "x" and before[-1:].isdigit() and _NUMERAL.match(after)
         return bool(times or (before and before[-1] in _OPERATOR + "(,") or (after and after[0] in _OPERATOR))
-    return re.search(rf"[\w√∫∞∅({{\\[]|{_SIGN}", bare) is not None or (bare in _OPERATOR + ":|" and before != "")
+    return re.search(rf"[\w√∫∞∅({{\\[]|{_SIGN}", bare) is not None or (bare in _OPERATOR + ":|")
 
 
 def _with_unit(text: str, start: int, end: int) -> tuple[int, int] | None:
     """A run without the punctuation behind it, with the unit behind it; ``None`` where it holds no quantity."""
     run = text[start:end].rstrip(" .,;:?-|([{")
-    run = run if re.search(r"=\s*\d+!$", run) else run.rstrip("!")
+    run = run.rstrip("!") if end == len(text) else run  # else it is a factorial
     if not _OPERAND.search(run):
         return None
     at = end = start + len(run)
@@ -238,10 +253,8 @@ _VERB = (
     r"(?:\b(?:is|are|was|were|be|by|has|have|means|equals|called|named|on|until|to|so)|'(?:s|re)|:|=)[,\s]\s?"
     r"(?:(?:the|an?|always|indeed|thus|therefore|exactly)\s)?"
 )
-_UNSURE = re.compile(r"(?i)\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n't\b")
-_TAKEN_BACK = re.compile(
-    rf"{REVISED.pattern}|\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b|^,\s(?-i:[A-Z])\w*(?:\W*$|,|\s(?:and|or)\b)"
-)
+_ANOTHER = re.compile(rf"{REVISED.pattern}|(?:^|\b(?:is|was|be|'s)\s)(?:the\s|an?\s)?\w+\W*$")
+"""After a sentence that is a name: another sentence that may be an answer."""
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 
@@ -255,11 +268,15 @@ def says(text: str, words: str) -> bool:
     opposite = _OPPOSITES.get(words.casefold())
     if opposite and re.search(rf"(?im)(?:^\W*|{_VERB}){opposite}\s*(?:[.,;!]|$)", "\n".join(told)):
         return False
-    ending = rf"(?i)(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about)\s)"
+    ending = (
+        rf"(?i)(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about)\s)"
+        rf"|^{_OPENING}{phrase}(?=\s(?:is|was|has)\sthe\s(?:\w+est|most|winner|answer|only)\b)"
+        rf"|\bis\san?\s{phrase}(?=\s[a-z]+\W*$)"  # "f is an odd function"
+    )
     opening = rf"(?i)^{_OPENING}{phrase}(?=\s*(?:{'[,.:;!—-]|' if opposite or len(told) == 1 else ''}$))"
+    another = REVISED if opposite else _ANOTHER
     for sentence, pattern, later in ((told[-1], ending, []), (told[0], opening, told[1:])):
         for match in [*re.finditer(pattern, sentence)][-1:]:
-            unsure = _UNSURE.search(re.split(r"[,;:]\s", sentence[: match.start()])[-1])
-            if not (unsure or _TAKEN_BACK.search(sentence[match.end() :]) or any(map(REVISED.search, later))):
+            if _is_meant(sentence, match) and not any(map(another.search, later)):
                 return True
     return False

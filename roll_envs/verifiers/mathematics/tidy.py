@@ -33,11 +33,13 @@ _COMMANDS = {
     "reals": "ℝ", "lor": " or ", "vee": " or ", "land": " and ", "wedge": " and ", "euro": "€", "pounds": "£",
     "textdollar": MONEY, "cdotp": r"\cdot ", "lvert": "|", "rvert": "|", "mid": "|", "colon": ":", "thinspace": " ",
     "space": " ", "exp": r"\exp", "imath": "i", "prime": "'", "checkmark": "", "Omega": "Ω", "approx": "≈",
+    "underline": "",
 }  # fmt: skip
 
 _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])")
 _BEFORE_COMMANDS = (
     (r"(?<=\d)\{,\}(?=\d{3})", ","),
+    (r"(?<=\d)\{:\}(?=\d)", ":"),
     (r"\\\{", "⦃"),
     (r"\\\}", "⦄"),
     (r"\\([%|#])", r"\1"),
@@ -82,8 +84,9 @@ _AFTER_COMMANDS = (
     (r"^\s*R¤", MONEY),
     (r"(?i)(?<=\d)\s*([ap])\.\s?m\b", r" \1m"),
     (r"(?<=\d)\s+o'clock", ""),
+    (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
     (r"(?<=\d)\s+remainder\s+(?=\d)", " R "),
-    (r"^\s*(\d+) to (\d+)\s*$", r"\1:\2"),
+    (r"^\s*(\d+)\s*(?:\bto\b|\\text\s*\{\s*to\s*\})\s*(\d+)\s*$", r"\1:\2"),
     (r"^\s*(?:(?:=|≈|\\approx(?![a-z]))\s*|\\text\s*\{[^{}]*(?::|\bis)\s*\}\s*(?=[^\s}]))", ""),
     (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
     (r"(?:\\text\s*\{\s*)?all real(?:s| numbers) except(?: for)?\s*\}?\s*(?:[a-z]\s*=\s*)?([^{},=]+)$", r"ℝ∖⦃\1⦄"),
@@ -94,7 +97,7 @@ _AFTER_COMMANDS = (
     ("==", "="),
     (r"\+-", "±"),
 )
-_EDGE = " \t\r\n,;:"
+_EDGE = " \t\r\n,;:?"
 
 
 def tidy(text: str) -> str:
@@ -109,7 +112,7 @@ def tidy(text: str) -> str:
         text = re.sub(pattern, written, text)
     # A full stop at the end closes the sentence; one at the beginning belongs to a number (.5).
     text = text.rstrip(_EDGE + ".").lstrip(_EDGE)
-    number = in_digits(text)
+    number = in_digits(re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text))
     text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?: (?:hundred|thousand|[mb]illion))?", number) else text
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
 
