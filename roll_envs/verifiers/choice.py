@@ -1,7 +1,8 @@
 r"""``choice``: multiple choice, A to J.
 
 A letter counts where the answer commits to it: in ``\boxed{}``, after "the answer is", alone, at the start of the last
-line, or in brackets. An answer that commits to two letters is wrong where one was asked for.
+line, or in brackets; so does the text of an option. An answer that commits to two letters is wrong where one was asked
+for.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ def _any(words: str) -> str:
     return "(?:" + "|".join(words.split()).replace("_", " ") + ")"
 
 
-# Text styles of LaTeX, and signs of Markdown.
+# Text styles of LaTeX, signs of Markdown, quotes, and brackets around brackets.
 _MARKUP = re.compile(
-    r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|[*_`${}\\\"“”«»「」]|(?<![A-Za-z])'|'(?![A-Za-z])"
+    r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|\[\[|\]\]|<<|>>|(?<!#)##(?!#)|[*_`${}\\\"“”«»「」【】]"
+    r"|(?<![A-Za-z])'|'(?![A-Za-z])"
 )
-_SPACES = re.compile(r"[^\S\n]+|~")
+
+# Texts of options that may judge others, or are words of any sentence.
+_JUDGES = re.compile(r"[a-zà-ÿа-я]{1,2}|yes|not|and|the|are|was|has|true|false|right|wrong|maybe|none|both|one|all")
+_EDGE = "A-Za-zÀ-ʯͰ-ӿ0-9/"
+_ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNORECASE)
 
 # -- letters -----------------------------------------------------------------------------------------------------------
 
@@ -35,126 +41,145 @@ _SPACES = re.compile(r"[^\S\n]+|~")
 _BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
 _LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
 _AND = _any("and or nor und oder et ou y и noch ni")
-_GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
-_OF_LIST = re.compile(r"(?:^|\s)[(\[]?([A-Z])[).:\]] ", re.MULTILINE)
-
+_GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
+_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE)
+# Also "réponse", "respuesta", "risposta".
+# What a letter is called; also "réponse", "respuesta", "risposta".
+_OPTION = "(?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\\w+ antwort alternativa"
 _SURELY = _any(
-    "therefore thus clearly indeed definitely certainly surely probably likely most_likely actually simply in_fact "
-    "also both all only just ultimately the our my your final la le die"
+    "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
+    "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
+    "its u[hm]+ h+m+ i_guess i['’]?d_say ok tl;dr"
 )
 _NAMED = (
-    rf"(?:\((?=(?-i:[a-z])))?(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?"
-    + _any("options? choices? letters? answers? statements? opción letra вариант утверждение")
-    + r")\b[ :]{0,3}|选项){0,6}+<?"
+    r"(?:\((?=(?-i:[a-z])))?"
+    rf"(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?{_any(_OPTION)})\b[ :,]{{0,3}}|选项|選項|選択肢){{0,6}}+<?"
 )
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
-    "because since as for in on from above below to_me only it_is here although though with "
-    "correct right richtig korrekt the_(?:correct_|right_)?(?:answer|choice)"
+    "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui die it_is here "
+    "although (?:even_)?though with rather_than over by that correct right richtig korrekt zu wählen lol maybe "
+    "[Ii]['’]?m [Ii]_think the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
-    rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|{_FOLLOWING}\b|(?:选项|選項|项|項)(?![错不误誤])"
-    r"|です|である|だ|とな|번|입니다|이다)))(?!\W{0,3}(?:incorrect|wrong|false)\b|\W{0,2}[:.)|?] no\b)"
+    rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b"
+    r"|(?:选项|選項|项|項)(?![错不误誤])|です|である|だ|とな|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
+    r"(?!\W{0,3}(?:incorrect|wrong|false|which (?:is|was) wrong)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
 # -- what is said of letters -------------------------------------------------------------------------------------------
 
-# "not B", "neither A nor B", "rather than option C".
+# "not B", "neither A nor B", "rather than option C", "Incorrect: A, B".
 _NO = _any(
-    "not never neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es "
-    "runner-up second[_-](?:choice|best)"
+    "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up "
+    "second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
 )
-_ABOUT = _any(
-    "would be to an? the choose pick select say go going with options? choices? answers? letters? statements? is"
-)
+_ABOUT = _any("would be to an? the choose pick select say go going with is est ist es è la " + _OPTION)
 _DENIED = re.compile(
-    rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})[: ]{{0,2}}"
-    rf"({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)"
+    rf"(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false|worst)(?: (?i:{_any(_OPTION)}))?:) ?({_GROUP})|"
+    rf"(?i:(?:,? ?\b(?:and|but) )?(?:\b{_NO}\b|n['’]t\b|[并也而]?不[能应應会會]?[是选選]?)(?: ?\b{_ABOUT}\b){{0,6}})"
+    rf"[: ]{{0,2}}({_LETTER}(?:(?:[,、] ?{_LETTER}){{0,9}}+,? ?(?:{_AND}\b|[和或、]) ?{_LETTER})?)",
+    re.MULTILINE,
 )
-_IS = _any("is are was must_be has_to_be would_be should_be appears_to_be seems(?:_to_be)? looks sounds ist est es è é")
+_IS = _any(
+    "(?<!so_)is are was (?:(?:must|has_to|would|should|appears_to)_)?be becomes being seems(?:_to_be)? looks sounds "
+    "stands_out_as (?:it|that)['’]s ist est es è é är este là sería serait está jest является"
+)
 _RIGHT = _any(
-    "correct right best answer way pick choice all_that bonne richtige? korrekt correcta correcte corretta correta"
+    "correct right best answer way choice pick exception winner letter_of all_that bonne richtige? korrekt corretta "
+    "correcta poprawna верен corr?et[ao]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
-    rf"({_GROUP})(?:[:.)] (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: {_IS} (?:{_SURELY} ){{0,4}}{_RIGHT}\b| (?:richtig|korrekt)\b"
-    r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|对|正しい|正解|정답|맞))"
+    rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
+    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that)"
+    r"| (?:richtig|korrekt|apply|only(?=[.,;]|$))\b"
+    r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
-# "B: yes", "(B) True.", "| B | ✅ |".
+_TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
+_YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.,;!|()–—\n]|$|- | -|because|since)))"
+# "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
-    rf"({_GROUP})(?: ?[:.|?)–—-])? ?(?:[✓✔✅]|(?i:yes|true|correct|right|richtig|vrai)(?= ?(?:[.,;|(–—\n]|$|- | -)))"
-    rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅]$",
+    rf"(?<!= )({_GROUP})(?: ?[:.|?()–—-])? ?{_YES}"
+    rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]) {_YES}"
+    rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$|^\W{{0,3}}(?:[✓✔✅]|\[x\])\W{{0,3}}({_GROUP})",
     re.MULTILINE,
 )
-# What may be said of several decides where it is said of one only.
+# What may be said of several decides where it is said of one only: "B fits best".
 _FITTING = _any(
-    "fits? works? match(?:es)? satisf(?:y|ies) best better makes?_(?:the_)?(?:most_|more_)?sense describes_it_best"
-    " (?:remains?|survives?|holds?|stands?|wins|passes|follows|it_is)(?=[.,;!]|_it|$)"
+    "fits? works? match(?:es)? satisf(?:y|ies) only best better describes_it(?:_best|_exactly) "
+    "makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) "
+    "(?:must_)?(?:remains?|survives?|holds?|stands?|wins|passes|follows|applies|it_(?:is|shall_be))(?=[.,;!]|_it\\b|$)"
 )
 _FITS = re.compile(
-    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('options? choices? answers? statements? so and but that only because is')}) )"
-    rf"({_GROUP}) (?:{_FITTING}"
-    rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what it true left consistent reasonable')})\b"
+    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so and but that only nur because is think believe these ' + _OPTION)}) )"
+    rf"({_GROUP}) (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary')})\b"
+    rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-z])"
+    rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
 _LEADS = _any(
-    "arrived?_at settled?_on looks_like money_on bet_on goes_to mark circle expects es это listed_as "
-    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except choose chose pick select say "
-    "answer choosing picking selecting wähle choisis elijo antwort réponse respuesta ответ chọn đáp_án vote_for "
-    "go(?:ing)?_(?:with|for) towards? leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? makes? "
-    "consistent_with (?:corresponds?|points?|leads?|it|switch)_to (?:must|has_to|have_to|should|can_only)_be "
-    "(?:it|that|c|answer)['’](?:s|est) es_la answer,[^,\\n]{1,40},_is agit_de only верно correction: correct:"
+    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
+    "decision: choice: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans "
+    "answer(?:['’]s)? return prints wähle würde trifft choisi\\w* entscheide_mich_für meinung_nach quindi marcaria "
+    "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
+    "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to means implies suggests "
+    "vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with "
+    "match(?:es)? consistent_with (?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
 )
-_SUBJECT = _any(
-    "it es this that which answers? solution options? choices? (?:right|correct|false|true|best|only)_one one_out "
-    "exception statements? picks? fit match winner guess "
-    "richtig lösung antwort antwoord réponse opción correcta? bonne svar risposta "
-    "alternativa opção response verdict вариант odpowiedź правильным"
-)
-_EQUALS = _any("is are was be ist est es è é är to является [—:]")
-# "so B", "we choose B", "which leaves B", "the exception is B", and a letter that is a sentence by itself at the end of
-# a line.
+# "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
-    rf"(?i:(?:\b{_LEADS}(?!\w)|\b{_SUBJECT}\b[^.,;:\n…]{{0,60}}? {_EQUALS}(?!\w)"
-    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>)[ ,:]{{0,3}}{_NAMED})({_GROUP})(?! ?:){_END}"
-    rf"|(?:^(?:\d+[.)] )?|[.!?:;,…] ?)(?i:{_NAMED})({_GROUP})[.!…]*$",
+    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}|gives?|get|makes?))"
+    rf"(?: {_any('that to of in by as under with best captured listed given stated described')}){{0,4}}(?!\w)"
+    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)}))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
+    rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})[.!…]*$",
     re.MULTILINE,
 )
+# "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
+_SUBJECT = re.compile(
+    r"(?i)\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one|"
+    rf"{_any('solution exception guess winner richtig correcta? bonne risposta ' + _OPTION)}\b)|[(\[]"
+)
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
-_BEFORE = _any(
-    "is it's its only in with for to of on under as at by that what makes? gives? says? me then so also from nur это "
-    "options? choices? answers? letters? statements? opción alternativa option réponse"
-)
-_FOLLOWED = _any("is was does has says tells stands itself because since as in for due then maybe") + r"\b"
+_BEFORE = _any("is it's its only get (?<=\\w_)in with for to on at that me from nur это " + _OPTION)
+_ITSELF = _any("is(?!_an?_) does stands itself because then due")
 _MENTIONED = re.compile(
-    rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?<!\bA)(?! (?!{_FOLLOWED})[a-zа-яёçğşıöü])"
-    rf"|(?:^|[,:;] |\b(?i:{_BEFORE}) )(A)(?= {_FOLLOWED}| ?[(),.;:!?]|\W*$)"
+    rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?=\W*$| ?[^\w ]| {_ITSELF}\b)"
+    rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|({_BRACKETS})"
 )
-_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
-_LAST_WORD = re.compile(r"(?<![A-Za-zΑ-ω0-9])[(\[](?:option |choice )?([A-Z])[)\]][.!]?$", re.MULTILINE)
-
+# A letter in a text of small letters: "its b lol".
+_SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
+_SMALL_LABEL = re.compile(r"(?i)(?:(?:option|ans(?:wer)?\.?) )?\(?([a-z])(?:[).:]+(?:\s(?!and|or|is not|no)|$)|$)")
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
-    r"\b(?:if(?! i had)|whether|suppose|assum\w+|unless|(?<!\bis )why|how)\b|无法|是否", re.IGNORECASE
+    r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why)\b|无法|是否"
 )
 _DOUBT = _any(
-    "doubt unclear unsure nobody no_one wrong_to may maybe perhaps possibly might could initially at_first was_going "
-    "common tempt\\w+ many some often people others"
+    "doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first was_going wanting "
+    "trap distractor textbook majority first_thought common tempt\\w+ many some often people others "
+    "(?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
+    "(?:\\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)"
 )
-_UNSURE = re.compile(
-    rf"\b{_DOUBT}\b|(?:\bnot|n['’]t) (?:think|believe|say|know|mean|clear|sure|certain|true that)\b",
-    re.IGNORECASE,
+_UNSURE = re.compile(rf"(?:\b|(?=n['’]t)){_DOUBT}\b", re.IGNORECASE)
+# "A to D", and what the text of an option or of a list of them says ("E. A and B"): none is chosen.
+_ALL_OF = re.compile(
+    rf"{_LETTER} ?(?:to|through|[–-]) ?{_LETTER}|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
+    rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
 )
-# "options A to D" are all of them, and none is chosen.
-_ALL_OF = re.compile(rf"{_LETTER} ?(?:to|through|[–-]) ?{_LETTER}")
-_NO_CHOICE = re.compile(  # a sentence that denies a letter, or only looks at it
-    r"\b(?:wrong|incorrect|false|out|fails?|too|reject\w*|eliminat\w+|neither|no|plausible|possible|tempting|consider\w*"
-    r"|look\w*|examin\w+|letter)\b|n['’]t\b|✗|✘|❌",
-    re.IGNORECASE,
+# A sentence that denies a letter, or only looks at it.
+_NO_CHOICE = re.compile(
+    rf"(?i)\b(?:{_NO}|wrong|incorrect\w*|fals\w*|out|fails?|too|no|also|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*|look\w*|letter)\b"
+    r"|n['’]t\b|[✗✘❌]"
 )
 _CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
-_CONDITION = re.compile(r"[^.!;\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
+_CHECKS = re.compile(r"(?i)\blet(?: me|['’]s) (?:check|verify|see|look|double|test|think|consider|compute|re)")
+_ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
+_CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
+# A letter, and the options after it once more.
+_REPEATED = re.compile(r"\W{0,3}[A-J]\b[^\n]{0,80}(?=\n\s?\n\(?A[.):] [^\n]{1,200}\n\(?B[.):] )")
+
+
+_Statement = tuple[int, frozenset[str]]
 
 
 class ChoiceVerifier:
@@ -205,13 +230,12 @@ def _reference_letters(reference: Any, letters: str, options: Sequence[str]) -> 
         return frozenset().union(*each) if all(each) else frozenset()
     if not isinstance(reference, str):
         return frozenset()
-    by_text = _by_text(reference, letters, options)
     bare = re.sub(r"[\s()\[\].,;:/&]|\band\b", "", _MARKUP.sub("", reference).strip())
     # "AC" is two letters; a word in small letters, or one with a letter twice, is a text.
     letters_only = set(bare.upper()) <= set(letters) and len(set(bare)) == len(bare)
     if bare and letters_only and (bare.isupper() or len(bare) == 1):
         return frozenset(bare.upper())
-    return by_text or _committed(reference, letters, options)
+    return _committed(reference, letters, options) or read_choice(reference, letters, options)
 
 
 def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()) -> frozenset[str]:
@@ -220,54 +244,62 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     ``read_choice("It is not (A). The answer is (B).")`` is ``{"B"}``.
     """
     text = plain(reply(answer)).strip()
-    boxes = boxed(text)
-    if boxes:
+    repeated = _REPEATED.match(text)
+    text = _lettered(repeated[0] if repeated else text, letters, options)
+    if boxes := boxed(text):
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()
     bare = _ALL_OF.sub("…", _bare(text))
-    denials = [(match.start(), _named(match[1])) for match in _DENIED.finditer(bare)]
+    if bare == bare.lower():
+        bare = _SMALL.sub(lambda match: match[0].upper(), bare)
+    denied = {letter: match.start() for match in _DENIED.finditer(bare) for letter in _last_group(match)}
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
-    if "\n" not in bare and len(bare.split()) <= 3 and (whole := _committed(bare, letters, options)):
-        return whole
-    for start, found in reversed(_statements(bare, letters, options)):
-        if found <= set(letters) and not any(denied & found for at, denied in denials if at > start):
+    statements, likely = _statements(bare, letters, options)
+    sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", bare) if sentence.strip()] or ["…"]
+    last = sentences[-1].rstrip(" .!")
+    cut_off = (len(sentences) > 1 or len(last.split()) > 10) and (
+        bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last))
+    )
+    settled_from = max((match.start() for match in _CHECKS.finditer(bare)), default=0) if cut_off else 0
+    for start, found in reversed(statements):
+        if found <= set(letters) and start >= max(settled_from, *(denied.get(letter, 0) for letter in found)):
             return found
-    lines = [line for line in bare.splitlines() if line.strip()]
-    looked_at = [] if _lists_options(bare) else [*lines[-1:], *lines[:1]]
-    for line in looked_at:
-        if found := _committed(line, letters, options):
+    lines = [] if settled_from or _lists_options(bare) else [line for line in bare.splitlines() if line.strip()]
+    for line in [*lines[-1:], *lines[:1]]:
+        if found := _committed(line.rstrip("?"), letters, options):
             return found
-    for pattern in (_FITS, _LAST_WORD):
-        kept = [_named(match[1]) for match in pattern.finditer(bare) if _asserted(bare, match.start(), match.end(1))]
-        left = frozenset().union(*kept) - frozenset().union(*(denied for _, denied in denials))
-        if len(left) == 1 and left <= set(letters):
-            return left
-    return _only_one_left(bare, denials) & set(letters)
+    left = [] if cut_off else [likely - denied.keys()]
+    if lines and not cut_off and _settled(last):
+        found = frozenset().union(*map(_last_group, _MENTIONED.finditer(last)))
+        left.append(found if found == _named("".join(re.findall(_LETTER, last))) - denied.keys() else frozenset())
+    return next((found for found in left if len(found) == 1 and found <= set(letters)), frozenset())
 
 
-def _only_one_left(text: str, denials: Sequence[tuple[int, frozenset[str]]]) -> frozenset[str]:
-    """The only letter that the last sentence speaks of and does not deny."""
-    sentences = [sentence for sentence in _SENTENCES.split(text) if sentence.strip()]
-    last = sentences[-1].rstrip(" .!") if sentences else ""
-    if _lists_options(text) or not _asserted(last, 0, len(last)) or "?" in last or _NO_CHOICE.search(last):
-        return frozenset()
-    found = frozenset().union(*(_named(match[match.lastindex or 0]) for match in _MENTIONED.finditer(last)))
-    denied = frozenset().union(*(letters for _, letters in denials))
-    spoken_of = _named("".join(re.findall(_LETTER, last))) - denied
-    return found if len(found) == 1 and found == spoken_of else frozenset()
+def _settled(sentence: str) -> bool:
+    """Whether a sentence denies nothing, asks nothing and supposes nothing."""
+    return "?" not in sentence and not any(one.search(sentence) for one in (_NO_CHOICE, _UNSURE, _SUPPOSED))
 
 
-def _statements(text: str, letters: str, options: Sequence[str]) -> list[tuple[int, frozenset[str]]]:
-    """Where a text says that letters are the answer, and which, in order."""
+def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_Statement], frozenset[str]]:
+    """Where a text says that letters are the answer, and which, in order; and letters it says something fitting of."""
+    likely: frozenset[str] = frozenset()
     said = [(one.start, one.start, _committed(one.text[:300], letters, options)) for one in announced(text)]
-    for match in [*_SO.finditer(text), *_CALLED_RIGHT.finditer(text)]:
-        group = match.lastindex or 0
-        said.append((match.start(), match.end(group), _named(match[group])))
+    for match in [*_SO.finditer(text), *_CALLED_RIGHT.finditer(text), *_FITS.finditer(text)]:
+        start, end, found = match.start(), match.end(match.lastindex or 0), _last_group(match)
+        before = _CLAUSE.split(text[max(0, start - 60) : start])[-1]
+        is_something = match.re is _SO and match["is"] and not _SUBJECT.search(f"{before}|{match[0]}")
+        if match.re is not _FITS and not is_something:
+            said.append((start, match.end() if match.re is _CALLED_RIGHT else end, found))
+        elif _asserted(text, start, match.end()):
+            likely |= found
     if verdicts := list(_VERDICT.finditer(text)):  # of a list of verdicts, all the letters that are right
-        found = frozenset().union(*(_named(match[match.lastindex or 0]) for match in verdicts))
+        found = frozenset().union(*map(_last_group, verdicts))
         said.append((verdicts[-1].start(), verdicts[-1].end(), found))
-    kept = [(start, found) for start, end, found in said if found and _asserted(text, start, end)]
-    return sorted(kept, key=lambda one: one[0])
+    kept: list[_Statement] = []
+    for start, end, found in sorted(said, key=lambda one: one[0]):
+        if found and _asserted(text, start, end):  # "A is right. B is also right."
+            kept.append((start, found | (kept[-1][1] if kept and _ALSO.search(text[start:end]) else frozenset())))
+    return kept, likely
 
 
 def _asserted(text: str, start: int, end: int) -> bool:
@@ -279,25 +311,27 @@ def _asserted(text: str, start: int, end: int) -> bool:
 
 def _lists_options(text: str) -> bool:
     """Whether the last two letters with a text of their own follow each other: "(A) red (B) blue" makes no choice."""
-    labels = [match[1] for match in _OF_LIST.finditer(text + " ")]
+    labels = [match[1] for match in _OF_LIST.finditer(text)]
     return len(labels) > 1 and ord(labels[-1]) == ord(labels[-2]) + 1
 
 
 def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     """Letters at the start of a short text, or those of the option whose text it is."""
-    exact = _by_text(text, letters, options)
-    if exact:
+    if exact := _by_text(text, letters, options):
         return exact
     bare = _bare(text)
-    if match := _CHOSEN.match(bare):
-        found = _named(match[1])
-        return found if found <= set(letters) else frozenset()
-    lone = re.match(r"(?:(?:option|choice|answer) )?[(\[]?([a-z])(?:[)\].:]+(?:\s|$)|$)", bare, re.IGNORECASE)
-    return frozenset(lone[1].upper()) & set(letters) if lone else frozenset()
+    match = _CHOSEN.match(bare) or _SMALL_LABEL.match(bare)
+    found = _named(match[1].upper()) if match else frozenset()
+    return found if found <= set(letters) else frozenset()
 
 
 def _bare(text: str) -> str:
-    return _SPACES.sub(" ", _MARKUP.sub("", text)).strip().lstrip("-•>→✅✔️👉 ")
+    return re.sub(r"[^\S\n]+|~", " ", _MARKUP.sub("", text)).strip().lstrip("-•>→✅✔️👉 ")
+
+
+def _last_group(match: re.Match[str]) -> frozenset[str]:
+    """The letters of the group of a pattern that took part."""
+    return _named(match[match.lastindex or 0])
 
 
 def _named(group: str) -> frozenset[str]:
@@ -305,19 +339,32 @@ def _named(group: str) -> frozenset[str]:
 
 
 def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
-    """The option whose text it is, or the only one that a short sentence names and does not deny."""
+    """The options whose text it is."""
     said = normalize(_bare(text))
-    texts = {letter: normalize(_bare(option)) for letter, option in zip(letters, options, strict=False)}
-    exact = frozenset(letter for letter, option in texts.items() if option == said)
-    if exact or len(said) > 100 or "?" in text:
-        return exact
-    named = {
-        letter: option
-        for letter, option in texts.items()
-        if option and re.search(rf"(?<![\w.,/-]){re.escape(option)}(?![\w/]|[.,]\d)", said)
-    }
-    if len(named) != 1:
-        return frozenset()
-    (option,) = named.values()
-    denied = re.search(r"\b(?:not?|never|neither|wrong|false|incorrect|except)\b|n['’]t\b", said.replace(option, ""))
-    return frozenset() if denied else frozenset(named)
+    return frozenset(
+        letter for letter, option in zip(letters, options, strict=False) if normalize(_bare(option)) == said
+    )
+
+
+def _lettered(answer: str, letters: str, options: Sequence[str]) -> str:
+    """``answer`` with letters in brackets for the texts of options: "It's Rome, not Paris." is "It's [D], not [B].".
+
+    Short texts, and those that may judge other options ("True"), are replaced in quotes, first and last only.
+    """
+    texts = [
+        (_ARTICLE.sub("", plain(text).strip(' $."%')), letter) for letter, text in zip(letters, options, strict=False)
+    ]
+    texts = sorted((one for one in texts if len(one[0]) > 1 or one[0].isdigit()), key=lambda one: -len(one[0]))
+    patterns = []
+    for words, _ in texts:
+        pattern = r"\s+".join(map(re.escape, words.split()))
+        pattern = (
+            rf"(?<![{_EDGE}.,-])(?<![+*×·÷^] ){pattern}(?![{_EDGE}]|[.,]\d| ?(?:[+*/×·÷=^]|[-−] ?\d|\\times|\\cdot))"
+        )
+        if _JUDGES.fullmatch(words.casefold()):
+            pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?:(?<=: )|(?<=\bis )){pattern}(?=[.,!]|$)'
+        patterns.append(f"({pattern})")
+    if not patterns:
+        return answer
+    found = re.compile(rf"(?:(?<!\w){_ARTICLE.pattern[1:]})?(?:{'|'.join(patterns)})", re.IGNORECASE)
+    return found.sub(lambda match: f"[{texts[(match.lastindex or 1) - 1][1]}]", answer)

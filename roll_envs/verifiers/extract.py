@@ -24,7 +24,10 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
 )
-_TAGS = ("answer", "final_answer", "solution")
+_TAGS = ("answer", "final_answer", "solution", "final")
+_KEY = re.compile(
+    r"(?i)(?:(?:final|correct|selected)_)?(?:answer|choice|option|prediction|result|solution|final)(?:_letter)?"
+)
 # Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
 _TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
@@ -34,7 +37,7 @@ _WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
 # "the answer is" as it is said in other languages; what follows it is the answer.
 _FOREIGN = {
     "cjk": r"(?:(?:最终|最終|正确|正確)?(?:的)?答案(?:应该|應該|应|應)?(?:是|为|為|选|選)?|"
-    r"(?:正确|正確)的?(?:选项|選項)?[是为為]|(?:故|应|應|因此|所以)?(?:选择|選擇|选|選)(?:项|項)?(?![错误])|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：]?",
+    r"(?:正确|正確)的?(?:选项|選項)?[是为為]|(?:故|应|應|因此|所以)?(?:选择|選擇|选|選)(?:项|項)?(?![错误])|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：】]?",
     "es": r"\b(?:respuesta|opci[oó]n)(?:\s+(?:correcta|final))?\s*(?:es\b|:)",
     "fr": r"\br[ée]ponse(?:\s+(?:correcte|finale))?\s*(?:est(?:\s+donc)?\b|:)",
     "de": r"\b(?:antwort|lösung)\s*(?:ist\b|lautet\b|:)",
@@ -42,22 +45,23 @@ _FOREIGN = {
     "it": r"\brisposta(?:\s+(?:corretta|finale))?\s*(?:è|:)",
     "ru": r"\bответ\s*(?:[:—–-]|это\b|равен\b)",
     "vi": r"\bđáp\s+(?:án|số)(?:\s+đúng)?\s*(?:là\b|:)",
-    "id": r"\bjawaban(?:nya)?(?:\s+(?:akhir|yang\s+benar))?\s*(?:adalah\b|:)",
+    "id": r"\bjawaban(?:nya)?(?:\s+(?:akhir|yang\s+benar))?\s*(?:adalah\b|:)?",
     "pl": r"\bodpowiedź\s*(?:to\b|:)",
     "tr": r"\b(?:doğru\s+)?cevap\s*:?",
-    "ar": r"(?:الإجابة|الجواب)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)",
-    "hi": r"(?:सही\s+)?उत्तर(?:\s+है)?\s*:?",
+    "ar": r"(?:الإجابة|الجواب|الخيار)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)?",
+    "hi": r"(?:सही\s+)?(?:उत्तर|विकल्प)(?:\s+है)?\s*:?",
 }
 # The parentheses in the middle are for remarks such as "(in cm)".
 _PHRASE = re.compile(
     r"(?:(?:final|correct|best|right)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
     r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:question|problem)\s+)?"
     r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
-    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=|[-–—](?=\s)|\$?\\boxed)\s*"
+    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=>?|[-–—](?=\s)|\$?\\boxed)\s*"
     rf"|(?:{'|'.join(_FOREIGN.values())})\s*",
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(r"\b(?:if|whether|suppose|supposing|assume|assuming|unless)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+_IF = re.compile(r"\bif\b[^.\n]*$", re.IGNORECASE)
 _NOT_CHOSEN = ("不", "非", "没", "未")
 _DISPLAYS = {"$$": "$$", "\\[": "\\]"}
 _HASHES = re.compile(r"^#### *", re.MULTILINE)
@@ -72,8 +76,16 @@ _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNOR
 
 
 # A base model goes on with a question of its own after its answer.
-_NEXT = re.compile(r"\n[ \t]*\n(?:#{1,9}[ \t]*\n[ \t]*\n?)?(?:Q|Question|Problem|Exercise|Human|User)\b[ \d]{0,4}[:.]")
-_SHORT_ANSWER = re.compile(r"\W{0,3}(?:[A-J]\b|-?[$\d])[^\n]{0,20}")
+_NEXT = re.compile(
+    r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|(?:Next )?(?:[Qq]uestion|[Pp]roblem)|Exercise|Human|User)\b[ \d]{0,4}[:.\n]"
+    r"|The following are )|\n[^\n]{10,300}\?\s{0,3}\n(?=\(?A[.):] )"
+)
+_SHORT_ANSWER = re.compile(
+    r"\W{0,3}(?:[A-J]\b(?:[.):,][^\n]*|[^\n]{0,20}|[.):]?\n(?s:.*))|-?[$\d][^\n]{0,20})"
+    r"|(?![^\n]*(?:roblem|uestion|xercise|olv|tep))[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
+)
+_VALUE = re.compile(r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore)\b)\D{0,60}\d")
+_GIVEN = re.compile(r"Given|Let|If|Suppose")
 
 
 class Announced(NamedTuple):
@@ -121,27 +133,39 @@ def reply(text: str) -> str:
             text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
             break
     following = _NEXT.search(text)
-    answered = text[: following.start()] if following else ""
-    if _SHORT_ANSWER.fullmatch(answered.strip()) or boxed(answered) or announced(answered):
-        text = answered
-    return _in_json(text) or _TOKENS.sub("\n", text)
+    if following and _answers(text[: following.start()].strip()):
+        text = text[: following.start()]
+    answer = _in_json(text)
+    return _TOKENS.sub("\n", text) if answer is None else answer
 
 
-def _in_json(text: str) -> str:
-    """The answer in a JSON object that the text ends with, fenced or not; nothing where there is none."""
+def _answers(text: str) -> bool:
+    """Whether what stands before a next question is an answer."""
+    last = text.rpartition("\n")[2]
+    concludes = _VALUE.search(last) and not _GIVEN.match(last)
+    return bool(_SHORT_ANSWER.fullmatch(text) or boxed(text) or announced(text) or concludes)
+
+
+def _in_json(text: str) -> str | None:
+    """The answer in a JSON object that the text ends with, fenced or not; ``None`` where there is none."""
     body = text.rstrip("` \n\t")
     try:
         found = json.loads(body[max(0, body.rfind("{")) :]) if body.endswith("}") else None
     except (ValueError, RecursionError):
-        return ""
-    named = {str(name).casefold(): value for name, value in found.items()} if isinstance(found, dict) else {}
-    answer = named.get("answer", named.get("final_answer"))
-    return str(answer) if isinstance(answer, str | int | float) else ""
+        return None
+    named = found if isinstance(found, dict) else {}
+    values = [value for name, value in named.items() if _KEY.fullmatch(name)]
+    if len(named) == 1:
+        values = list(named.values())
+    if not values:
+        return None
+    answers = values[0] if isinstance(values[0], list) else values[:1]
+    return ", ".join(str(answer) for answer in answers if isinstance(answer, str | int | float))
 
 
 def plain(text: str) -> str:
     """``text`` without the emphasis, code marks and headings of Markdown, full-width signs as ASCII ones."""
-    text = _HEADING.sub("", text.translate(_FULL_WIDTH).replace("。", ". "))
+    text = _HEADING.sub("", text.translate(_FULL_WIDTH).replace("。", ". ").replace("、", ", "))
     return _ITALICS.sub(r"\1", _STARS.sub("", text))
 
 
@@ -216,7 +240,8 @@ def announced(text: str) -> list[Announced]:
         # A box is read by `boxed`; one that got here never closes.
         if match.group().endswith("boxed") or text[match.start() - 1 : match.start()] in _NOT_CHOSEN:
             continue
-        if _SUPPOSED.search(text[max(0, match.start() - 40) : match.start()]):
+        before = text[max(0, match.start() - 80) : match.start()]
+        if _SUPPOSED.search(before[-40:]) or ("would" in match.group() and _IF.search(before)):
             continue
         at = match.end()
         while at < len(text) and text[at] in " \t\r\n*_":
@@ -237,9 +262,8 @@ _MOST = 50
 
 
 def answer_phrase(text: str) -> str | None:
-    """What the last announcement of an answer says; ``None`` without one."""
-    found = announced(text)
-    return found[-1].text if found else None
+    """What the last announcement of an answer says that says something; ``None`` without one."""
+    return next((one.text for one in reversed(announced(text)) if one.text), None)
 
 
 FENCE_WORDS = {

@@ -51,13 +51,22 @@ def test_replies_that_were_misread_once() -> None:
     assert [one for one in written("misread_replies.tsv") if read_as(one, math) != "right"] == []
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("a", 0.91, 5), ("b", 0.85, 9), ("c", 0.94, 4)])
+@pytest.mark.parametrize(("name", "least", "most"), [("a", 0.98, 0), ("b", 0.978, 1), ("c", 0.966, 3)])
 def test_choices_of_replies_that_others_wrote(name: str, least: float, most: int) -> None:
     """The share that is read, and the letters that are not given, are no worse than they were: 98% is the aim."""
     choices = [one for one in written(f"written_replies_{name}.tsv") if one.task == "choice"]
     found = [read_as(one, make_verifier("choice")) for one in choices]
     assert found.count("right") >= least * len(choices)
     assert found.count("other") <= most
+
+
+@pytest.mark.parametrize(("name", "least"), [("a", 0.973), ("b", 0.976), ("c", 0.943)])
+def test_mathematics_of_replies_that_others_wrote(name: str, least: float) -> None:
+    """The share that is read as meant; rules were made for the misses of a and b only, so c is the honest figure."""
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    math = make_verifier("math")
+    found = [read_as(one, math) for one in written(f"written_replies_{name}.tsv") if one.task == "math"]
+    assert found.count("right") >= least * len(found)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +110,12 @@ def test_denials(text: str, letters: str) -> None:
     ("text", "found"),
     [
         ("The answer is 2**3.", "2**3."),
-        ("$5 + 3 = 8$", "$5 + 3 = 8$"),
+        ("$5 + 3 = 8$", "8"),
         ("The answer is $5 \\text{ cm}$.", "5 \\text{ cm}"),
         ("After paying $660, she has $711 left.", "$711"),
         ("8 * 9 = 72", "72"),
         ("x = 5", "x = 5"),
-        ("答案是 72 元。", "72"),
+        ("答案是 72 元。", "72 元"),
     ],
 )
 def test_final_expressions(text: str, found: str) -> None:

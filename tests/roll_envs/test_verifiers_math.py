@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from roll_envs.errors import ConfigError, MissingExtraError
 from roll_envs.verifiers import Failed, Score, Verdict, ajudge, make_verifier
-from roll_envs.verifiers.mathematics.final import final_expression
-from roll_envs.verifiers.mathematics.plain_numbers import plain_number
+from roll_envs.verifiers.mathematics.final import final_expression, says_words
+from roll_envs.verifiers.mathematics.plain_numbers import in_digits, plain_number
 from roll_envs.verifiers.mathematics.sizes import hopeless, looks_costly
 from roll_envs.verifiers.mathematics.structure import Unreadable, read
 from roll_envs.verifiers.mathematics.tidy import tidy
@@ -97,7 +97,7 @@ def test_several_references(math: Any) -> None:
         ("There are 12 boys and 1,300 girls in it", "1,300"),
         ("<think>\\boxed{3}</think>So: 4", "4"),
         ("Therefore, x = 4", "x = 4"),
-        ("$5$ cm", "$5$ cm"),
+        ("$5$ cm", "5 cm"),
         ("<answer>1</answer> no, <answer>2</answer>", "2"),
         ("#### 18", "18"),
         ("x+1", "x+1"),
@@ -132,13 +132,23 @@ def test_require_boxed() -> None:
         "\\text{",
         " \n",
         "  ",
+        "is ",
+        "so 5 in ",
+        "5 (",
+        "a=",
+        ", which 5 ",
+        "would be ",
+        "ten hundred ",
+        "5 hours and ",
     ],
 )
 def test_finding_an_answer_takes_little_time(piece: str) -> None:
-    text = "the answer is 5" + piece * (100_000 // len(piece)) + "x"
+    text = piece * (100_000 // len(piece)) + "x"
     started = time.process_time()
-    found = final_expression(text)
-    plain_number(tidy(found[:2000]))
+    for head in ("the answer is 5", ""):
+        found = final_expression(head + text)
+        plain_number(tidy(found[:2000]))
+        says_words(head + text, "no solution")
     assert time.process_time() - started < 2
 
 
@@ -158,6 +168,32 @@ def test_reading_any_text_gives_a_kind_or_refuses(text: str) -> None:
         read(tidied)
     except Unreadable:
         return
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Twenty-one eggs and three hens", "21 eggs and 3 hens"),
+        ("minus seven", "-7"),
+        ("one third of a million", "1/3 of 1 million"),
+        ("no one has the one that someone lost", "no one has the one that someone lost"),
+    ],
+)
+def test_spelled_numbers(text: str, found: str) -> None:
+    assert in_digits(text) == found
+
+
+def test_a_decimal_comma_where_the_reference_is_one_number(math: Any) -> None:
+    assert judged(math, "El promedio es 3,5.", "3.5")
+    assert judged(math, "x = 2,25", "x = 2.25")
+    assert judged(math, "Die Lösungen sind 2,5", "2, 5")
+    assert not judged(math, "\\boxed{3,500}", "3.5")
+    assert not judged(math, "(2,5)", "2.5")
+
+
+def test_of_a_value_and_its_decimals_the_kind_of_the_reference_is_graded(math: Any) -> None:
+    for reference, right in (("25\\pi", True), ("78.54", True), ("78.5", False), ("78", False)):
+        assert judged(math, "The area is 25π ≈ 78.54 square units.", reference) is right
 
 
 def test_units() -> None:

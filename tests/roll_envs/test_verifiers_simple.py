@@ -77,6 +77,30 @@ def test_reading_takes_little_time(text: str) -> None:
     assert time.process_time() - started < 2
 
 
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "so A. ",
+        "A, B, ",
+        "only A ",
+        ", A",
+        "A, which is ",
+        "(A) x ",
+        "not A. ",
+        "foo ",
+        "\nQ",
+        "A is the the ",
+        "A x - ",
+        "if ",
+    ],
+)
+def test_reading_a_choice_takes_little_time(piece: str) -> None:
+    text = piece * (50_000 // len(piece)) + "not A. " * 7_000 + "let me check the"
+    started = time.process_time()
+    read_choice(text, "ABCD", ("foo", "the foo", "not a", "x"))
+    assert time.process_time() - started < 2
+
+
 @given(TEXT)
 def test_reading_never_raises(text: str) -> None:
     boxed(text), answer_phrase(text), after_thinking(text), read_choice(text, "ABCD", ("x", "y"))
@@ -208,6 +232,7 @@ def test_choice() -> None:
     assert passed(choice, "Paris", "B", {"options": list(CITIES)})
     assert passed(choice, "B", "Paris", {"options": dict(zip("ABCD", CITIES, strict=True))})
     assert passed(make_verifier("choice", options=CITIES), "the answer is rome", "D")
+    assert passed(make_verifier("choice", options=CITIES), "B", "The capital of France is Paris.")
     assert isinstance(choice("B", "Z"), Failed)
     assert isinstance(choice("B", None), Failed)
     assert isinstance(make_verifier("choice", options=CITIES)("B", "E"), Failed)

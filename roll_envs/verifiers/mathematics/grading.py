@@ -145,11 +145,15 @@ def same(gold: Node, said: Node) -> bool:
     return False
 
 
+_SYNONYMS = {"doesnotexist": "dne", "doesntexist": "dne", "infinitelymany": "infinitelymanysolutions"}
+
+
 def _spelled(node: Node) -> str:
     """A node as words without case, spaces and punctuation; letters of all scripts are kept."""
     if not isinstance(node, Words | Expression) or (isinstance(node, Expression) and node.unit is not None):
         return ""
-    return re.sub(r"[^\w:]|_", "", node.text.replace(r"\text", "")).casefold().replace("doesnotexist", "dne")
+    words = re.sub(r"[^\w:]|_", "", node.text.replace(r"\text", "")).casefold()
+    return _SYNONYMS.get(words, words)
 
 
 # -- expressions -------------------------------------------------------------------------------------------------------
@@ -302,7 +306,7 @@ def _is_name(side: str) -> bool:
     """A variable, a function of variables, or a point of variables."""
     name = (
         r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\^\{?-1\}?)?|\\(?:text|vec|overrightarrow|overline)\s*\{[^{}]*\}|[A-Za-z]\w*"
-        r"|\\(?:angle|det)\s*[A-Z]{1,3}|\|[A-Z]{2}\|)"
+        r"|\\(?:angle|det)\s*[A-Z]{1,3}|\|[A-Z]{1,2}\||[A-Z]\[[A-Z]\]|\\frac\{d[a-z]?\}\{d[a-z]\})"
     )
     point = rf"\(\s*{name}(?:\s*,\s*{name})*\s*\)"
     return re.fullmatch(rf"{name}(?:\s*\(\s*-?\d+(?:\s*,\s*-?\d+)*\s*\)|\s*{point})?|{point}", side) is not None

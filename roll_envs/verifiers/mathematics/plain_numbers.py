@@ -99,3 +99,31 @@ def _divided(sign: str, above: str, below: str) -> Fraction | None:
 
 def _signed(sign: str, value: Fraction) -> Fraction:
     return -value if sign == "-" else value
+
+
+_NAMES = {
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5,
+    "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+    "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15,
+    "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19,
+    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50,
+    "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+}  # fmt: skip
+_PARTS = {"half": 2, "quarter": 4, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+_SPELLED = re.compile(  # "one" is often no number
+    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?(?:(?:({'|'.join([*_NAMES][20:])})[ -])?"
+    rf"({'|'.join(_NAMES)})(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)"
+    r"|an?(?= (?:dozen|hundred|thousand|.illion)))",
+    re.IGNORECASE,
+)
+
+
+def in_digits(text: str) -> str:
+    """A text with its spelled numbers below a hundred in digits: ``in_digits("Twenty-one")`` is ``"21"``."""
+    return _SPELLED.sub(_digits, text)
+
+
+def _digits(spelled: re.Match[str]) -> str:
+    sign, tens, ones, part = ((group or "").casefold() for group in spelled.groups())
+    number = _NAMES.get(tens, 0) + _NAMES.get(ones, 1)
+    return f"{'-' if sign else ''}{number}" + (f"/{_PARTS[part]}" if part else "")

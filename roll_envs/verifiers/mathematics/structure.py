@@ -98,15 +98,9 @@ _NO_UNIT = frozenset(
     "not negative factorial below above power choose".split()
 )
 """Words after a number that change its value and so are no unit."""
-_YES_NO = frozenset(
-    "yes no true false none odd even both neither zero one two three four five six seven eight nine ten red blue "
-    "dne".split()
-)
-_SETS = {
-    **dict.fromkeys(("all real numbers", "all reals", "real numbers", "the real numbers", "reals"), "ℝ"),
-    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "none"), "∅"),
-    **dict.fromkeys(("there is no solution", "there are no solutions", "there are no real solutions"), "∅"),
-}
+_YES_NO = frozenset("yes no true false none odd even both neither red blue dne".split())
+_ALL_REALS = re.compile(r"(?i)(?:all |the )?real(?:s| numbers)")
+_NOTHING = re.compile(r"(?i)(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set|none")
 _FUNCTION_WORDS = frozenset("sin cos tan cot sec csc log ln exp sqrt frac pi max min gcd lcm mod".split())
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*", re.ASCII)
 _TAIL_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
@@ -114,7 +108,7 @@ _TAIL_WORD = re.compile(
     r"(°[CF]?|(?<![^\W\d_])(?<![\\°])[^\W\d_]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$"
 )
 _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
-_TIME = re.compile(r"\d{1,2}:\d\d(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
+_TIME = re.compile(r"\d{1,2}(?=:|\s?[ap]m$)(?::\d\d)?(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
 _INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
 _OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^°]*°$")
 _MONEY = "¤€£¥₹"
@@ -137,8 +131,9 @@ def read(text: str, depth: int = 0) -> list[Node]:
         inner = _TEXT.fullmatch(text)
         if inner is not None and re.match(r"[-+]?[\d.¤]", inner[1].strip()):
             return [*read(inner[1], depth + 1), words]
-        sign = _SETS.get(" ".join(words.text.casefold().split()))
-        if sign is not None:
+        said = " ".join(words.text.split())
+        sign = "ℝ" if _ALL_REALS.fullmatch(said) else "∅" if _NOTHING.fullmatch(said) else ""
+        if sign:
             return [words, Region(kind="sets", pieces=(sign,), operators=())]
         return [words, *(_several(inner[1].strip(), depth) if inner is not None else [])]
     # The order matters: a matrix holds commas, a region holds commas and signs of equations.
@@ -315,8 +310,8 @@ def _closing_bracket(text: str) -> int:
 
 
 def _equation(text: str, depth: int) -> list[Node]:
-    sides = split(text, "=≈")
-    if not 2 <= len(sides) <= 20 or not all(sides) or "≈" in text:
+    sides = split(text, "=")
+    if not 2 <= len(sides) <= 20 or not all(sides):
         return []
     # "x = 5 cm" has the unit on its right, and "(x, y) = (1, 2)" a point.
     return [Equation(sides=tuple(sides), right=first(sides[-1], depth))]
@@ -381,7 +376,7 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
         else:
             break
         rest = rest[: match.start()].rstrip()
-    if not pieces or not rest or not re.search(r"[\w}\])°]$", rest) or pieces[0] in ("/", "*", "\\cdot", "per"):
+    if not pieces or not rest or not re.search(r"[\w}\])°]$", rest) or pieces[0] in ("/", "*", "\\cdot"):
         return text, None, False
     weak = weak and "/" not in pieces  # "m/s"
     words = " ".join(pieces).replace(MONEY, " dollars").split()

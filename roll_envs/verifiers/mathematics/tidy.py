@@ -8,14 +8,16 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from roll_envs.verifiers.mathematics.plain_numbers import in_digits
+
 MONEY = "¤"
 """Stands for a dollar sign that means money."""
 
 _SIGNS: dict[int, str] = str.maketrans({
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ",
     "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "≠": "≠", "≦": "≤", "≧": "≥", "⩽": "≤", "⩾": "≥",
-    "∠": r"\angle ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "º": "°", "\u00a0": " ",
-    "\u2009": " ", "\u202f": " ", "’": "'", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "％": "%",
+    "⟨": "(", "⟩": ")", "∠": r"\angle ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "º": "°",
+    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "’": "'", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "％": "%",
 })  # fmt: skip
 
 _COMMANDS = {
@@ -30,12 +32,14 @@ _COMMANDS = {
     "langle": "(", "rangle": ")", "degree": "°", "degrees": "°", "infin": r"\infty ", "R": "ℝ", "Reals": "ℝ",
     "reals": "ℝ", "lor": " or ", "vee": " or ", "land": " and ", "wedge": " and ", "euro": "€", "pounds": "£",
     "textdollar": MONEY, "cdotp": r"\cdot ", "lvert": "|", "rvert": "|", "mid": "|", "colon": ":", "thinspace": " ",
-    "space": " ", "exp": r"\exp", "imath": "i", "prime": "'", "checkmark": "",
+    "space": " ", "exp": r"\exp", "imath": "i", "prime": "'", "checkmark": "", "Omega": "Ω", "approx": "≈",
+    "underline": "",
 }  # fmt: skip
 
 _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])")
 _BEFORE_COMMANDS = (
     (r"(?<=\d)\{,\}(?=\d{3})", ","),
+    (r"(?<=\d)\{:\}(?=\d)", ":"),
     (r"\\\{", "⦃"),
     (r"\\\}", "⦄"),
     (r"\\([%|#])", r"\1"),
@@ -76,6 +80,13 @@ _AFTER_COMMANDS = (
     (r"°\s*\\text\s*\{\s*([CF])\s*\}", r"°\1"),
     (r"\\text\s*\{\s*([¤€£%])\s*\}", r"\1"),
     (r"^\s*USD\s*(?=[\d.])", MONEY),
+    (r"^\s*Rs\.?\s*(?=\d)", "₹"),
+    (r"^\s*R¤", MONEY),
+    (r"(?i)(?<=\d)\s*([ap])\.\s?m\b", r" \1m"),
+    (r"(?<=\d)\s+o'clock", ""),
+    (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
+    (r"(?<=\d)\s+remainder\s+(?=\d)", " R "),
+    (r"^\s*(\d+)\s*(?:\bto\b|\\text\s*\{\s*to\s*\})\s*(\d+)\s*$", r"\1:\2"),
     (r"^\s*(?:(?:=|≈|\\approx(?![a-z]))\s*|\\text\s*\{[^{}]*(?::|\bis)\s*\}\s*(?=[^\s}]))", ""),
     (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
     (r"(?:\\text\s*\{\s*)?all real(?:s| numbers) except(?: for)?\s*\}?\s*(?:[a-z]\s*=\s*)?([^{},=]+)$", r"ℝ∖⦃\1⦄"),
@@ -86,12 +97,13 @@ _AFTER_COMMANDS = (
     ("==", "="),
     (r"\+-", "±"),
 )
-_EDGE = " \t\r\n,;:"
+_EDGE = " \t\r\n,;:?"
 
 
 def tidy(text: str) -> str:
     r"""``tidy(r"\left( \dfrac12, 3\% \right)$")`` is ``r"( \frac{1}{2}, 3% )"``."""
     text = re.sub(r"[⁰¹²³⁴-⁹⁻]+", lambda match: f"^{{{unicodedata.normalize('NFKC', match[0])}}}", text)
+    text = re.sub(r"[₀-₉]+", lambda match: f"_{{{unicodedata.normalize('NFKC', match[0])}}}", text)
     text = _money(text.translate(_SIGNS))
     for pattern, written in _BEFORE_COMMANDS:
         text = re.sub(pattern, written, text)
@@ -100,6 +112,8 @@ def tidy(text: str) -> str:
         text = re.sub(pattern, written, text)
     # A full stop at the end closes the sentence; one at the beginning belongs to a number (.5).
     text = text.rstrip(_EDGE + ".").lstrip(_EDGE)
+    number = in_digits(re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text))
+    text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?: (?:hundred|thousand|[mb]illion))?", number) else text
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
 
 

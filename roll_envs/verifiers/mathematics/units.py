@@ -48,7 +48,7 @@ _UNITS: tuple[tuple[str, str, dict[str, int]], ...] = (
     ("cent cents ¢", "1/100", {"usd": 1}),
     ("euro euros EUR €", "1", {"eur": 1}),
     ("£ GBP", "1", {"gbp": 1}),
-    ("yen JPY ¥", "1", {"jpy": 1}),
+    ("yen JPY ¥ 円 元", "1", {"jpy": 1}),
     ("rupee rupees Rs INR ₹", "1", {"inr": 1}),
     ("° deg degree degrees", "1", {"degree": 1}),
     ("rad radian radians", "1", {"radian": 1}),

@@ -7,6 +7,7 @@ be graded: then the answer is at fault. A reference that cannot be graded, or mi
 from __future__ import annotations
 
 import importlib.util
+import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -16,7 +17,7 @@ from roll_envs.background import forget_in_children
 from roll_envs.errors import MissingExtraError, check_number, check_whole
 from roll_envs.recent import Recent
 from roll_envs.verifiers.matching import texts_of
-from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression
+from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression, says_words
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number, plain_root
 from roll_envs.verifiers.mathematics.sizes import hopeless, looks_costly, shape_of
 from roll_envs.verifiers.mathematics.tidy import tidy
@@ -24,6 +25,8 @@ from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import Outcome, PoolSettings, WorkerPool, shared_pool
 
 _MODULE = "roll_envs.verifiers.mathematics.grading"
+# "3,5", as decimals are written in many languages; three digits would be a group.
+_DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}(?![\d,]))")
 _REMEMBERED = 20_000
 
 
@@ -81,23 +84,22 @@ class MathVerifier:
         if isinstance(wanted, str):
             return Failed(reason=wanted)
         found = final_expression(answer, require_boxed=self.require_boxed)
-        if not found:
-            unusable = self._unusable(wanted)
-            return unusable or _wrong("no boxed answer" if self.require_boxed else "no answer")
-        if len(found) > self.max_chars:
-            said = f"the answer has {len(found)} characters; at most {self.max_chars} are read"
-            return self._unusable(wanted) or _wrong(said, ungraded=True)
+        readable = found if len(found) <= self.max_chars else ""
         failure, ungraded = None, ""
         for text in wanted:
-            verdict = self._one(tidy(for_reference(found, text)), text)
+            verdict = self._one(tidy(for_reference(readable, text)), text)
             if isinstance(verdict, Failed):
                 failure = failure or verdict
-            elif verdict.passed:
-                return verdict
+            elif verdict.passed or (not self.require_boxed and says_words(answer, text)):
+                return Score(value=1.0, passed=True)
             elif verdict.parts.get("ungraded"):
                 ungraded = verdict.detail
         if failure is not None:
             return failure
+        if not found:
+            return _wrong("no boxed answer" if self.require_boxed else "no answer")
+        if not readable:
+            return _wrong(f"the answer has {len(found)} characters; at most {self.max_chars} are read", ungraded=True)
         shown = found if len(found) <= 200 else found[:200] + "..."
         return _wrong(f"read {shown!r}{': ' + ungraded if ungraded else ''}", ungraded=bool(ungraded))
 
@@ -105,6 +107,8 @@ class MathVerifier:
         gold = tidy(reference_expression(reference))
         if not gold or len(gold) > self.max_chars:
             return Failed(reason=_about(reference, "it is empty" if not gold else f"it has {len(gold)} characters"))
+        if said.count(",") == 1 and "(" not in said and (plain_number(gold) is not None or re.search(r"\d\.\d", gold)):
+            said = _DECIMAL_COMMA.sub(".", said)
         if said == gold:
             return Score(value=1.0, passed=True)
         if not said:
@@ -187,12 +191,6 @@ class MathVerifier:
         if outcome.status != "unavailable" and not outcome.hurried:
             self._checked.keep(gold, why)
         return why
-
-    def _unusable(self, wanted: tuple[str, ...]) -> Failed | None:
-        """For answers that need no grading: an unusable reference is still a failure."""
-        if any(0 < len(tidy(text)) <= self.max_chars for text in wanted):
-            return None
-        return Failed(reason=_about(wanted[0], "it is empty or too long"))
 
 
 def _about(reference: str, why: str) -> str:
