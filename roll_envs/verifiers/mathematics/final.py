@@ -21,15 +21,16 @@ _SENTENCES = re.compile(r"[.?!]\s|\n|[A-Za-z]:\s")
 _AS_WORDS = re.compile(r"(?=.*[^\W\d_]{2}|[A-Z]$)[^\W\d_][^\W_]*(?:[ ,.'-]{1,2}[^\W_]+){0,5}\.?")
 _EQUALS = re.compile(r"(?<![<>=])=(?![^{}]{0,200}\})")
 _JOINED = re.compile(r",|;|\b(?:and|or)\b|\\text\s*\{[^{}]*\}")
-_NAMED_VALUE = re.compile(r"[\s$]*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*=")
+_NAMED_VALUE = re.compile(r"(?:[\s$]|\\q?quad\b)*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*(?:=|\\equiv)")
 _IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒∴]|=>")
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:align|aligned|gather|split|eqnarray)\*?\}")
 # The left of an equation that is no answer itself: an integral, words, a calculation without unknowns, a quantity.
 _CALCULATED = re.compile(
-    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|[A-Za-z]{2} |\d ?x ?\$?\d"
-    r"|^(?=.*[-+*/^!×÷√·²³\\])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|\$)(?![A-Za-z])|sqrt|pi"
-    r"|[^A-Za-z\\])*$|^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$"
+    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|[A-Za-z]{2} |\d ?x ?[$(]*\d"
+    r"|^(?=.*[-+*/^!×÷√·²³\\−–|])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|circ|\$)(?![A-Za-z])|sqrt|pi"
+    r"|(?<=\d)i\b|[^A-Za-z\\])*$|^[$€£][\d.,]+$|^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$"
 )
+_DECIMAL = re.compile(r"\d\.\d")
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000
 """Characters at the end that are searched for mathematics when no phrase announces the answer."""
@@ -98,10 +99,12 @@ def is_sentence(reference: str) -> bool:
 def for_reference(found: str, reference: str) -> str:
     r"""``found`` without the letter of its choice (``\textbf{(C)} 72``); that letter, where the reference is one.
 
-    Of a value and its decimals the decimals, where the reference has some.
+    Of a value and its decimals (``\frac{1}{3} ≈ 0.333``) the decimals where the reference has some.
     """
-    if re.search(r"\d\.\d", reference):
-        found = re.split(r"≈|\\approx(?![a-z])", found)[-1]
+    sides = [side for side in re.split(r"≈|\\approx(?![a-z])", found) if re.search(r"[\dπ]|pi", side)]
+    if len(sides) > 1:
+        exact = [side for side in sides if not _DECIMAL.search(side)]
+        found = exact[0] if exact and not _DECIMAL.search(reference) else sides[-1]
     label = _LABEL.match(found)
     if label is None:
         return found

@@ -135,7 +135,8 @@ def same(gold: Node, said: Node) -> bool:
     if isinstance(gold, Items) and isinstance(said, Expression):
         return gold.braces and len(gold.items) == 1 and same(gold.items[0], said)
     if isinstance(gold, Expression) and isinstance(said, Items):
-        return said.braces and len(said.items) == 1 and same(gold, said.items[0])
+        # "3/2, or 1.5 hours": each has the value.
+        return (len(said.items) == 1 if said.braces else said.either) and all(same(gold, one) for one in said.items)
     if isinstance(gold, Matrix) and isinstance(said, Brackets):
         return _is_vector(gold) and _in_order([cell for row in gold.rows for cell in row], said.items)
     if isinstance(gold, Brackets) and isinstance(said, Matrix):
@@ -287,7 +288,7 @@ def _is_vector(matrix: Matrix) -> bool:
 def _same_with_equation(gold: Node, said: Node) -> bool:
     if isinstance(gold, Equation) and isinstance(said, Equation):
         if _is_name(gold.sides[0]) and _is_name(said.sides[0]):
-            if _bare(gold.sides[0]) == _bare(said.sides[0]):
+            if _function(gold.sides[0]) == _function(said.sides[0]):
                 return same(gold.right, said.right)
             if len(gold.sides) == len(said.sides) == 2 and not _is_name(said.sides[1]):
                 # "y = 5" is another answer than "x = 5"; "y = 2x" may be the same equation solved for the other
@@ -299,7 +300,8 @@ def _same_with_equation(gold: Node, said: Node) -> bool:
     assert isinstance(said, Equation)
     if isinstance(gold, Region):
         return False
-    return (_is_name(said.sides[0]) or _holds(said)) and same(gold, said.right)
+    table = isinstance(said.right, Matrix)  # what stands before one needs no name: "AB = ..."
+    return (table or _is_name(said.sides[0]) or _holds(said)) and same(gold, said.right)
 
 
 def _is_name(side: str) -> bool:
@@ -310,6 +312,11 @@ def _is_name(side: str) -> bool:
     )
     point = rf"\(\s*{name}(?:\s*,\s*{name})*\s*\)"
     return re.fullmatch(rf"{name}(?:\s*\(\s*-?\d+(?:\s*,\s*-?\d+)*\s*\)|\s*{point})?|{point}", side) is not None
+
+
+def _function(name: str) -> str:
+    """A name without the variable of a function: ``f`` of ``f(x)``."""
+    return re.sub(r"\([a-z]\)$", "", _bare(name))
 
 
 def _constant(side: str) -> bool:

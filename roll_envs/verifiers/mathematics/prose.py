@@ -56,6 +56,7 @@ def _sentences(text: str) -> list[str]:
     """The sentences of a text without asides; none where it is cut off or says that it has no answer."""
     text = re.sub(rf" ?({OTHER_SCRIPT.pattern}) ?", r" \1 ", text)
     text = re.sub(r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2", text)
+    text = re.sub(r"\b(\d{1,2}) o'clock", r"\1:00", text)
     text = re.sub(r"\s(?:или|и|oder|und|ou|et)\s", " or ", text)
     every = [part.strip() for part in _SENTENCE.split(text) if re.search(rf"\w|{_SIGN}", part)]
     appended = next((i for i, part in enumerate(every) if i and _APPENDED.match(part)), len(every))

@@ -45,6 +45,8 @@ class Items:
 
     items: tuple[Node, ...]
     braces: bool
+    either: bool = False
+    """They are joined by "or"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +110,9 @@ _TAIL_WORD = re.compile(
     r"(°[CF]?|(?<![^\W\d_])(?<![\\°])[^\W\d_]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$"
 )
 _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
-_TIME = re.compile(r"\d{1,2}(?=:|\s?[ap]m$)(?::\d\d)?(?:\s*(?:\\text\s*\{)?\s*[ap]\.?\s?m\.?\s*\}?)?", re.IGNORECASE)
+_TIME = re.compile(
+    r"(\d{1,2})(?=:|\s?[ap]m$)(?::(\d\d))?(?:\s*(?:\\text\s*\{)?\s*([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
+)
 _INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
 _OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^°]*°$")
 _MONEY = "¤€£¥₹"
@@ -121,9 +125,10 @@ def read(text: str, depth: int = 0) -> list[Node]:
     text = text.strip()
     if not text:
         return []
-    if _TIME.fullmatch(text):
-        # A time of day, or a ratio.
-        return [Words(text=text), *([] if re.search(r"m|:00", text) else [Expression(text=text)])]
+    if time := _TIME.fullmatch(text):
+        # A time of day, or a ratio; 5:00 may be written 5.
+        ratio = Expression(text=text.removesuffix(":00"))
+        return [*_times(time), *([] if time[3] or time[2] == "00" == time[1] else [ratio])]
     if whole := compound(_TEXT.sub(r" \1 ", text)):
         return [Expression(text=rf"\frac{{{whole[0].numerator}}}{{{whole[0].denominator}}}", unit=whole[1])]
     words = _as_words(text)
@@ -142,6 +147,13 @@ def read(text: str, depth: int = 0) -> list[Node]:
         if found:
             return found
     return _expressions(text)
+
+
+def _times(time: re.Match[str]) -> list[Words]:
+    """The times on a clock of 24 hours: two where neither the hour nor am or pm tells morning from evening."""
+    hour, minutes, half = int(time[1]), time[2] or "00", (time[3] or "").lower()
+    hours = [hour % 12 + 12 * (half == "p")] if half else [hour, hour + 12] if 0 < hour < 12 else [hour % 24]
+    return [Words(text=f"time {hour}:{minutes}") for hour in hours]
 
 
 def first(text: str, depth: int) -> Node:
@@ -265,16 +277,18 @@ def _several(text: str, depth: int) -> list[Node]:
         return [*_expressions(text), *spaced]
     if any(part in ("...", r"\ldots", r"\dots", r"\cdots") for part in parts):
         return _expressions(text)
-    return [_flat(node for part in parts for node in read(part, depth + 1)[:1])]
+    joints = [match[1] or match[2] for match in _JOIN.finditer(text)]
+    either = joints == ["or"] * (len(parts) - 1)
+    return [_flat((node for part in parts for node in read(part, depth + 1)[:1]), either)]
 
 
-def _flat(nodes: Iterable[Node]) -> Items:
+def _flat(nodes: Iterable[Node], either: bool = False) -> Items:
     """A list, with the items of the lists in it."""
     inner = (node.items if isinstance(node, Items) and not node.braces else (node,) for node in nodes)
     items = tuple(node for each in inner for node in each)
     if len(items) > MAX_ITEMS:
         raise Unreadable(f"a list of more than {MAX_ITEMS} items")
-    return Items(items=items, braces=False)
+    return Items(items=items, braces=False, either=either)
 
 
 def _both_signs(text: str, depth: int) -> list[Node]:
@@ -295,8 +309,11 @@ def _brackets(text: str, depth: int) -> list[Node]:
             return [Brackets(left=left, right=right, items=_each(parts, depth))]
     if text[0] not in "([" or _closing_bracket(text) != len(text) - 1:
         return []
-    parts = _filled(text[1:-1])
-    return [Brackets(left=text[0], right=text[-1], items=_each(parts, depth))] if parts else []
+    items = _each(_filled(text[1:-1]), depth)
+    rows = [item.items for item in items if isinstance(item, Brackets) and (item.left, item.right) == ("[", "]")]
+    if len(rows) == len(items) > 1 and text[0] == "[":
+        return [Matrix(rows=tuple(rows))]  # [[1, 2], [3, 4]]
+    return [Brackets(left=text[0], right=text[-1], items=items)] if items else []
 
 
 def _closing_bracket(text: str) -> int:

@@ -83,7 +83,7 @@ _AFTER_COMMANDS = (
     (r"^\s*Rs\.?\s*(?=\d)", "₹"),
     (r"^\s*R¤", MONEY),
     (r"(?i)(?<=\d)\s*([ap])\.\s?m\b", r" \1m"),
-    (r"(?<=\d)\s+o'clock", ""),
+    (r"(?<!:)\b(\d{1,2})\s+o'clock", r"\1:00"),
     (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
     (r"(?<=\d)\s+remainder\s+(?=\d)", " R "),
     (r"^\s*(\d+)\s*(?:\bto\b|\\text\s*\{\s*to\s*\})\s*(\d+)\s*$", r"\1:\2"),
@@ -104,6 +104,10 @@ def tidy(text: str) -> str:
     r"""``tidy(r"\left( \dfrac12, 3\% \right)$")`` is ``r"( \frac{1}{2}, 3% )"``."""
     text = re.sub(r"[⁰¹²³⁴-⁹⁻]+", lambda match: f"^{{{unicodedata.normalize('NFKC', match[0])}}}", text)
     text = re.sub(r"[₀-₉]+", lambda match: f"_{{{unicodedata.normalize('NFKC', match[0])}}}", text)
+    text = re.sub(r"√(\d+)", r"\\sqrt{\1}", text)
+    text = re.sub(r"[⅐-⅞]", _vulgar_fraction, text)
+    # 1.234,50 €: dots between groups of digits.
+    text = re.sub(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?=,\d|\s?€)", lambda match: match[0].replace(".", ""), text)
     text = _money(text.translate(_SIGNS))
     for pattern, written in _BEFORE_COMMANDS:
         text = re.sub(pattern, written, text)
@@ -115,6 +119,11 @@ def tidy(text: str) -> str:
     number = in_digits(re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text))
     text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?: (?:hundred|thousand|[mb]illion))?", number) else text
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
+
+
+def _vulgar_fraction(match: re.Match[str]) -> str:
+    above, below = unicodedata.normalize("NFKC", match[0]).split("⁄")
+    return rf"\frac{{{above}}}{{{below}}}"
 
 
 def _money(text: str) -> str:
