@@ -39,13 +39,13 @@ _ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNOR
 
 # In brackets, or bare where it is no part of a word, a number, a contraction ("I'm") or a formula ("A = 5", "P(A)").
 _BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
-_LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
+_LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?<!\d )(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
 _AND = _any("and or nor und oder et ou y и noch ni")
 _GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
 _OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE)
 # Also "réponse", "respuesta", "risposta".
 # What a letter is called; also "réponse", "respuesta", "risposta".
-_OPTION = "(?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\\w+ antwort alternativa"
+_OPTION = "(?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\\w+ antwort alternativa propos\\w+"
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
     "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
@@ -58,7 +58,7 @@ _NAMED = (
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
     "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui die it_is here "
-    "although (?:even_)?though with rather_than over by that correct right richtig korrekt zu wählen lol maybe "
+    "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that correct right richtig korrekt zu wählen lol maybe "
     "[Ii]['’]?m [Ii]_think the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
@@ -92,13 +92,13 @@ _RIGHT = _any(
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
-    rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
+    rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b|n['’]t\b|\b(?:not|incorrect|wrong)\b)[^.\n]){{1,60}}?)?,?"
     rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that)"
     r"| (?:richtig|korrekt|apply|only(?=[.,;]|$))\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
 _TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
-_YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.,;!|()–—\n]|$|- | -|because|since)))"
+_YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.;!|()–—\n]|$|- | -|because|since|,(?! (?i:true|false)))))"
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
     rf"(?<!= )({_GROUP})(?: ?[:.|?()–—-])? ?{_YES}"
@@ -114,12 +114,12 @@ _FITTING = _any(
 )
 _FITS = re.compile(
     rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so and but that only nur because is think believe these ' + _OPTION)}) )"
-    rf"({_GROUP}) (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary')})\b"
+    rf"({_GROUP}) (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary')})\b(?! \w+ed\b)"
     rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-z])"
     rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
 _LEADS = _any(
-    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
+    "so thus hence therefore consequently thats donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
     "decision: choice: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans "
     "answer(?:['’]s)? return prints wähle würde trifft choisi\\w* entscheide_mich_für meinung_nach quindi marcaria "
     "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
@@ -131,7 +131,7 @@ _LEADS = _any(
 _SO = re.compile(
     rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}|gives?|get|makes?))"
     rf"(?: {_any('that to of in by as under with best captured listed given stated described')}){{0,4}}(?!\w)"
-    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)}))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
+    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)})|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
     rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})[.!…]*$",
     re.MULTILINE,
 )
@@ -149,6 +149,7 @@ _MENTIONED = re.compile(
 )
 # A letter in a text of small letters: "its b lol".
 _SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
+_SMALL_ALONE = re.compile(r"(?<!\w)\([a-hj]\)|(?<=[.!?] )[b-hj](?=[.!]?$)")
 _SMALL_LABEL = re.compile(r"(?i)(?:(?:option|ans(?:wer)?\.?) )?\(?([a-z])(?:[).:]+(?:\s(?!and|or|is not|no)|$)|$)")
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
@@ -163,7 +164,7 @@ _DOUBT = _any(
 _UNSURE = re.compile(rf"(?:\b|(?=n['’]t)){_DOUBT}\b", re.IGNORECASE)
 # "A to D", and what the text of an option or of a list of them says ("E. A and B"): none is chosen.
 _ALL_OF = re.compile(
-    rf"{_LETTER} ?(?:to|through|[–-]) ?{_LETTER}|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
+    rf"\b(?:Dr|Mrs?|Ms|Prof)\. [A-Z]\.|{_LETTER} ?(?:to|through|[–-]) ?(?!\[){_LETTER}|\b(?i:between) {_LETTER} and {_LETTER}|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
     rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
 )
 # A sentence that denies a letter, or only looks at it.
@@ -171,7 +172,10 @@ _NO_CHOICE = re.compile(
     rf"(?i)\b(?:{_NO}|wrong|incorrect\w*|fals\w*|out|fails?|too|no|also|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*|look\w*|letter)\b"
     r"|n['’]t\b|[✗✘❌]"
 )
-_CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
+_UNDECIDED = re.compile(r"(?i)(?:\bcan(?:not|['’]t) decide|\bit depends\b|\btorn\b|\bundecided|\btoss-up)")
+# The letter that a sentence begins with.
+_BEGINS = re.compile(rf"\W{{0,4}}(?i:{_NAMED})([A-J])\b")
+_CLAUSE = re.compile(r"(?<!\bi\.e)(?<!\be\.g)(?:[!?;:…\n]|(?<!i)\.|\.(?!e))|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
 _CHECKS = re.compile(r"(?i)\blet(?: me|['’]s) (?:check|verify|see|look|double|test|think|consider|compute|re)")
 _ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
 _CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
@@ -250,15 +254,15 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()
     bare = _ALL_OF.sub("…", _bare(text))
-    if bare == bare.lower():
-        bare = _SMALL.sub(lambda match: match[0].upper(), bare)
+    small = _SMALL if bare == bare.lower() else _SMALL_ALONE
+    bare = small.sub(lambda match: match[0].upper(), bare)
     denied = {letter: match.start() for match in _DENIED.finditer(bare) for letter in _last_group(match)}
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
     statements, likely = _statements(bare, letters, options)
     sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", bare) if sentence.strip()] or ["…"]
     last = sentences[-1].rstrip(" .!")
     cut_off = (len(sentences) > 1 or len(last.split()) > 10) and (
-        bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last))
+        bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last) and not re.search(_YES, last))
     )
     settled_from = max((match.start() for match in _CHECKS.finditer(bare)), default=0) if cut_off else 0
     for start, found in reversed(statements):
@@ -268,11 +272,31 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     for line in [*lines[-1:], *lines[:1]]:
         if found := _committed(line.rstrip("?"), letters, options):
             return found
-    left = [] if cut_off else [likely - denied.keys()]
-    if lines and not cut_off and _settled(last):
-        found = frozenset().union(*map(_last_group, _MENTIONED.finditer(last)))
-        left.append(found if found == _named("".join(re.findall(_LETTER, last))) - denied.keys() else frozenset())
+    if cut_off or "?" in sentences[-1] or _UNDECIDED.search(bare):
+        return frozenset()
+    left = [likely, *map(_mentioned, _concluding(sentences, listed=_lists_options(bare)))]
+    left = [found - denied.keys() for found in left]
     return next((found for found in left if len(found) == 1 and found <= set(letters)), frozenset())
+
+
+def _concluding(sentences: Sequence[str], *, listed: bool) -> list[str]:
+    """The last and the first of the sentences that speak of letters, where a reply does not go through them all."""
+    speaking = [each for each in sentences if re.search(_LETTER, each)]
+    walk = [match[1] for each in speaking if (match := _BEGINS.match(each)) and _settled(each)]
+    if len(walk) > 1 and ord(walk[-1]) == ord(walk[-2]) + 1 or (speaking and _ALSO.search(speaking[-1])):
+        return []
+    return [*(speaking[-1:] if not listed else ()), *speaking[:1]]
+
+
+def _mentioned(sentence: str) -> frozenset[str]:
+    """The letters of options that a sentence speaks of, where it settles on them."""
+    mentions = list(_MENTIONED.finditer(sentence))
+    found = frozenset().union(*map(_last_group, mentions))
+    if not mentions or found != _named("".join(re.findall(_LETTER, sentence))):
+        return frozenset()
+    before = _CLAUSE.split(sentence[: mentions[0].start()])[-1].rpartition(", ")[2]
+    after = _CLAUSE.split(sentence[mentions[-1].end() :])[0]
+    return found if _settled(before + sentence[mentions[0].start() : mentions[-1].end()] + after) else frozenset()
 
 
 def _settled(sentence: str) -> bool:
