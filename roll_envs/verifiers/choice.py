@@ -87,13 +87,13 @@ _IS = _any(
     "stands_out_as (?:it|that)['’]s ist est es è é är este là sería serait está jest является"
 )
 _RIGHT = _any(
-    "correct right best answer way choice pick exception winner letter_of all_that bonne richtige? korrekt corretta "
+    "correct right best answer way choice pick exception winner letter_of all_that one_that odd_one chosen selected bonne richtige? korrekt corretta "
     "correcta poprawna верен corr?et[ao]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
     rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b|n['’]t\b|\b(?:not|incorrect|wrong)\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that)"
+    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that|[^.\n]{{1,40}} (?:and|but) [B-HJ]\b)"
     r"| (?:richtig|korrekt|apply|only(?=[.,;]|$))\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
@@ -102,13 +102,14 @@ _YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.;!|()–—\n
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
     rf"(?<!= )({_GROUP})(?: ?[:.|?()–—-])? ?{_YES}"
-    rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]) {_YES}"
+    rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]|[.,;](?= (?:yes|correct)\W*$)) {_YES}"
+    rf"|^\W{{0,3}}(?:(?i:{_any(_OPTION)}) )?({_GROUP})(?:[).:][^\n]{{0,80}}?)? (?:is|are) (?i:true|correct|right)\b"
     rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$|^\W{{0,3}}(?:[✓✔✅]|\[x\])\W{{0,3}}({_GROUP})",
     re.MULTILINE,
 )
 # What may be said of several decides where it is said of one only: "B fits best".
 _FITTING = _any(
-    "fits? works? match(?:es)? satisf(?:y|ies) only best better describes_it(?:_best|_exactly) "
+    "fits? works? match(?:es)? satisf(?:y|ies) only(?!_\\w+s\\b) best better describes_it(?:_best|_exactly) "
     "makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) "
     "(?:must_)?(?:remains?|survives?|holds?|stands?|wins|passes|follows|applies|it_(?:is|shall_be))(?=[.,;!]|_it\\b|$)"
 )
@@ -129,7 +130,7 @@ _LEADS = _any(
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
-    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}|gives?|get|makes?))"
+    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}|gives?|get|makes?|use|want))"
     rf"(?: {_any('that to of in by as under with best captured listed given stated described')}){{0,4}}(?!\w)"
     rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)})|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
     rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})[.!…]*$",
@@ -169,19 +170,31 @@ _ALL_OF = re.compile(
 )
 # A sentence that denies a letter, or only looks at it.
 _NO_CHOICE = re.compile(
-    rf"(?i)\b(?:{_NO}|wrong|incorrect\w*|fals\w*|out|fails?|too|no|also|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*|look\w*|letter)\b"
+    rf"(?i)\b(?:{_NO}|wrong|incorrect\w*|fals\w*|(?<!-)out|fails?|too|no|also|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*|look\w*|letter)\b"
     r"|n['’]t\b|[✗✘❌]"
 )
+# "D keeps", among sentences about other letters.
+_VERB_AFTER = re.compile(r"^(\W*)([B-HJ])(?= [a-z])")
 _UNDECIDED = re.compile(r"(?i)(?:\bcan(?:not|['’]t) decide|\bit depends\b|\btorn\b|\bundecided|\btoss-up)")
 # The letter that a sentence begins with.
 _BEGINS = re.compile(rf"\W{{0,4}}(?i:{_NAMED})([A-J])\b")
-_CLAUSE = re.compile(r"(?<!\bi\.e)(?<!\be\.g)(?:[!?;:…\n]|(?<!i)\.|\.(?!e))|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
+# "The correct answers are:", and lines that begin with letters.
+_ROWS = re.compile(
+    r"(?i:\b(?:correct|right|true) (?:answers|options|choices|statements|ones)(?: are)?|\banswers are"
+    r"|\bare (?:all )?(?:correct|right|true)):"
+    r"(\n+(?:\W{0,3}[A-J]\b[^\n✓✗?]{0,200}(?:\n+|$)){2,10}+)",
+)
+_CLAUSE = re.compile(r"[!?;:…\n]|(?<!i\.e)\.(?!e\.)|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
 _CHECKS = re.compile(r"(?i)\blet(?: me|['’]s) (?:check|verify|see|look|double|test|think|consider|compute|re)")
 _ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
 _CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
 # A letter, and the options after it once more.
 _REPEATED = re.compile(r"\W{0,3}[A-J]\b[^\n]{0,80}(?=\n\s?\n\(?A[.):] [^\n]{1,200}\n\(?B[.):] )")
 
+
+# "A:" before a letter stands for "answer", and a box in a reason is no answer.
+_ANSWER_LABEL = re.compile(r"^A: ?(?=\(?[A-J](?:[).:]|$))", re.MULTILINE)
+_REASON = re.compile(r"(\\boxed\{[^{}\n]{1,80}\}\$?),? (?:since|because|as|while|whereas)\b[^\n]*")
 
 _Statement = tuple[int, frozenset[str]]
 
@@ -249,7 +262,8 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     """
     text = plain(reply(answer)).strip()
     repeated = _REPEATED.match(text)
-    text = _lettered(repeated[0] if repeated else text, letters, options)
+    text = _ANSWER_LABEL.sub("", repeated[0] if repeated else text)
+    text = _lettered(_REASON.sub(r"\1", text), letters, options)
     if boxes := boxed(text):
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()
@@ -285,14 +299,15 @@ def _concluding(sentences: Sequence[str], *, listed: bool) -> list[str]:
     walk = [match[1] for each in speaking if (match := _BEGINS.match(each)) and _settled(each)]
     if len(walk) > 1 and ord(walk[-1]) == ord(walk[-2]) + 1 or (speaking and _ALSO.search(speaking[-1])):
         return []
-    return [*(speaking[-1:] if not listed else ()), *speaking[:1]]
+    last = [_VERB_AFTER.sub(r"\1(\2)", each) if len(speaking) > 1 else each for each in speaking[-1:]]
+    return [*(last if not listed else ()), *speaking[:1]]
 
 
 def _mentioned(sentence: str) -> frozenset[str]:
     """The letters of options that a sentence speaks of, where it settles on them."""
     mentions = list(_MENTIONED.finditer(sentence))
     found = frozenset().union(*map(_last_group, mentions))
-    if not mentions or found != _named("".join(re.findall(_LETTER, sentence))):
+    if not mentions or "?" in sentence or found != _named("".join(re.findall(_LETTER, sentence))):
         return frozenset()
     before = _CLAUSE.split(sentence[: mentions[0].start()])[-1].rpartition(", ")[2]
     after = _CLAUSE.split(sentence[mentions[-1].end() :])[0]
@@ -318,7 +333,9 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
             likely |= found
     if verdicts := list(_VERDICT.finditer(text)):  # of a list of verdicts, all the letters that are right
         found = frozenset().union(*map(_last_group, verdicts))
-        said.append((verdicts[-1].start(), verdicts[-1].end(), found))
+        said.append((verdicts[-1].start(verdicts[-1].lastindex or 0), verdicts[-1].end(), found))
+    for match in _ROWS.finditer(text):
+        said.append((match.end(), match.end(), _named("".join(re.findall(r"^\W*([A-J])", match[1], re.MULTILINE)))))
     kept: list[_Statement] = []
     for start, end, found in sorted(said, key=lambda one: one[0]):
         if found and _asserted(text, start, end):  # "A is right. B is also right."
