@@ -42,7 +42,7 @@ _BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
 _LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?<!\d )(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
 _AND = _any("and or nor und oder et ou y и noch ni")
 _GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
-_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE)
+_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)(?!and\b|or\b)", re.MULTILINE)
 # Also "réponse", "respuesta", "risposta".
 # What a letter is called; also "réponse", "respuesta", "risposta".
 _OPTION = "(?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\\w+ antwort alternativa propos\\w+"
@@ -59,7 +59,7 @@ _NAMED = (
 _FOLLOWING = _any(
     "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui die it_is here "
     "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that correct right richtig korrekt zu wählen lol maybe "
-    "[Ii]['’]?m [Ii]_think the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
+    "[Ii]['’]?m [Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b"
@@ -87,14 +87,14 @@ _IS = _any(
     "stands_out_as (?:it|that)['’]s ist est es è é är este là sería serait está jest является"
 )
 _RIGHT = _any(
-    "correct right best answer way choice pick exception winner letter_of all_that one_that odd_one chosen selected bonne richtige? korrekt corretta "
+    "correct right best answer way choice pick exception winner better_\\w+ letter_of all_that one_that odd_one chosen selected bonne richtige? korrekt corretta "
     "correcta poprawna верен corr?et[ao]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
     rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b|n['’]t\b|\b(?:not|incorrect|wrong)\b)[^.\n]){{1,60}}?)?,?"
     rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that|[^.\n]{{1,40}} (?:and|but) [B-HJ]\b)"
-    r"| (?:richtig|korrekt|apply|only(?=[.,;]|$))\b"
+    r"| (?:richtig|korrekt|(?:all )?apply|only(?=[.,;]|$))\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
 _TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
@@ -110,30 +110,31 @@ _VERDICT = re.compile(
 # What may be said of several decides where it is said of one only: "B fits best".
 _FITTING = _any(
     "fits? works? match(?:es)? satisf(?:y|ies) only(?!_\\w+s\\b) best better describes_it(?:_best|_exactly) "
+    "\\w+ly_(?:follows|states|describes|captures|summari[sz]es|explains|reflects|represents|completes) follows_\\w+ "
     "makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) "
     "(?:must_)?(?:remains?|survives?|holds?|stands?|wins|passes|follows|applies|it_(?:is|shall_be))(?=[.,;!]|_it\\b|$)"
 )
 _FITS = re.compile(
     rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so and but that only nur because is think believe these ' + _OPTION)}) )"
-    rf"({_GROUP}) (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary')})\b(?! \w+ed\b)"
+    rf"({_GROUP})(?: ?[—–:])? (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary')})\b(?! \w+ed\b)"
     rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-z])"
     rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
 _LEADS = _any(
-    "so thus hence therefore consequently thats donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
+    "so thus hence therefore consequently thats one['’]s donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
     "decision: choice: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans "
     "answer(?:['’]s)? return prints wähle würde trifft choisi\\w* entscheide_mich_für meinung_nach quindi marcaria "
     "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
     "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to means implies suggests "
     "vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with "
-    "match(?:es)? consistent_with (?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
+    "match(?:es)? consistent_with (?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch)_to answer,[^,\\n]{1,40},_is"
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
-    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}|gives?|get|makes?|use|want))"
-    rf"(?: {_any('that to of in by as under with best captured listed given stated described')}){{0,4}}(?!\w)"
+    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}|gives?|get|makes?|use|want|need))"
+    rf"(?: (?:that|to|of|in|by|as|under|with|best|given|\w+ed)){{0,4}}(?!\w)"
     rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)})|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
-    rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})[.!…]*$",
+    rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})(?: I \w+)?[.!…]*$",
     re.MULTILINE,
 )
 # "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
@@ -184,6 +185,7 @@ _ROWS = re.compile(
     r"|\bare (?:all )?(?:correct|right|true)):"
     r"(\n+(?:\W{0,3}[A-J]\b[^\n✓✗?]{0,200}(?:\n+|$)){2,10}+)",
 )
+_SO_THEN = re.compile(r"\b(?:so(?! is| are| does| that)|thus|hence|therefore|which (?:makes|leaves|gives))\b")
 _CLAUSE = re.compile(r"[!?;:…\n]|(?<!i\.e)\.(?!e\.)|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
 _CHECKS = re.compile(r"(?i)\blet(?: me|['’]s) (?:check|verify|see|look|double|test|think|consider|compute|re)")
 _ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
@@ -300,6 +302,7 @@ def _concluding(sentences: Sequence[str], *, listed: bool) -> list[str]:
     if len(walk) > 1 and ord(walk[-1]) == ord(walk[-2]) + 1 or (speaking and _ALSO.search(speaking[-1])):
         return []
     last = [_VERB_AFTER.sub(r"\1(\2)", each) if len(speaking) > 1 else each for each in speaking[-1:]]
+    last += [_SO_THEN.split(each)[-1] for each in last]
     return [*(last if not listed else ()), *speaking[:1]]
 
 
