@@ -58,7 +58,7 @@ _NAMED = (
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
     "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui die it_is here "
-    "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that correct right richtig korrekt zu wählen lol maybe "
+    "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that more correct right richtig korrekt zu wählen lol maybe "
     "[Ii]['’]?m [Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
@@ -110,18 +110,18 @@ _VERDICT = re.compile(
 # What may be said of several decides where it is said of one only: "B fits best".
 _FITTING = _any(
     "fits? works? match(?:es)? satisf(?:y|ies) only(?!_\\w+s\\b) best better describes_it(?:_best|_exactly) "
-    "\\w+ly_(?:follows|states|describes|captures|summari[sz]es|explains|reflects|represents|completes) follows_\\w+ "
+    "\\w+ly_(?:follows|states|describes|captures|summari[sz]es|explains|reflects|represents|completes) follows_\\w+ would_(?:work|fit) "
     "makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) "
     "(?:must_)?(?:remains?|survives?|holds?|stands?|wins|passes|follows|applies|it_(?:is|shall_be))(?=[.,;!]|_it\\b|$)"
 )
 _FITS = re.compile(
-    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so and but that only nur because is think believe these ' + _OPTION)}) )"
-    rf"({_GROUP})(?: ?[—–:])? (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary')})\b(?! \w+ed\b)"
+    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so hence thus therefore both and but that only nur because is think believe these ' + _OPTION)}) )"
+    rf"({_GROUP})(?: ?[—–:])? (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary allowed valid')})\b(?! \w+ed\b)"
     rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-z])"
     rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
 _LEADS = _any(
-    "so thus hence therefore consequently thats one['’]s donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
+    "so thus hence therefore consequently (?:so|no|ok|then),?_it(?:['’]s|_is) thats one['’]s donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
     "decision: choice: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans "
     "answer(?:['’]s)? return prints wähle würde trifft choisi\\w* entscheide_mich_für meinung_nach quindi marcaria "
     "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
@@ -144,7 +144,7 @@ _SUBJECT = re.compile(
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
 _BEFORE = _any("is it's its only get (?<=\\w_)in with for to on at that me from nur это " + _OPTION)
-_ITSELF = _any("is(?!_an?_) does stands itself because then due")
+_ITSELF = _any("is(?!_an?_) does stands(?!_for) itself because then due")
 _MENTIONED = re.compile(
     rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?=\W*$| ?[^\w ]| {_ITSELF}\b)"
     rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|({_BRACKETS})"
@@ -176,7 +176,7 @@ _NO_CHOICE = re.compile(
 )
 # "D keeps", among sentences about other letters.
 _VERB_AFTER = re.compile(r"^(\W*)([B-HJ])(?= [a-z])")
-_UNDECIDED = re.compile(r"(?i)(?:\bcan(?:not|['’]t) decide|\bit depends\b|\btorn\b|\bundecided|\btoss-up)")
+_UNDECIDED = re.compile(r"(?i)(?:\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up)")
 # The letter that a sentence begins with.
 _BEGINS = re.compile(rf"\W{{0,4}}(?i:{_NAMED})([A-J])\b")
 # "The correct answers are:", and lines that begin with letters.
@@ -390,13 +390,21 @@ def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     )
 
 
+def _typed(text: str) -> str:
+    """Simple mathematics of LaTeX as it is typed: ``\\dfrac{3}{4}`` is ``3/4``, ``30\\,\\text{m}`` is ``30 m``."""
+    text = re.sub(r"\\[dt]?frac\{([^{}]{1,40})\}\{([^{}]{1,40})\}", r"\1/\2", text)
+    text = re.sub(r"(?:(?:\\[,;: ]|[ ~]){1,4})?\\(?:text|mathrm)\{([^{}]{1,80})\}", r" \1", text)
+    return re.sub(r"\\sqrt\{([^{}]{1,40})\}", r"√\1", text).replace("\\pi", "π").replace("^\\circ", "°")
+
+
 def _lettered(answer: str, letters: str, options: Sequence[str]) -> str:
     """``answer`` with letters in brackets for the texts of options: "It's Rome, not Paris." is "It's [D], not [B].".
 
     Short texts, and those that may judge other options ("True"), are replaced in quotes, first and last only.
     """
+    answer = _typed(answer)
     texts = [
-        (_ARTICLE.sub("", plain(text).strip(' $."%')), letter) for letter, text in zip(letters, options, strict=False)
+        (_ARTICLE.sub("", _typed(plain(text)).strip(' $."%')), letter) for letter, text in zip(letters, options, strict=False)
     ]
     texts = sorted((one for one in texts if len(one[0]) > 1 or one[0].isdigit()), key=lambda one: -len(one[0]))
     patterns = []
@@ -406,7 +414,7 @@ def _lettered(answer: str, letters: str, options: Sequence[str]) -> str:
             rf"(?<![{_EDGE}.,-])(?<![+*×·÷^] ){pattern}(?![{_EDGE}]|[.,]\d| ?(?:[+*/×·÷=^]|[-−] ?\d|\\times|\\cdot))"
         )
         if _JUDGES.fullmatch(words.casefold()):
-            pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?:(?<=: )|(?<=\bis )){pattern}(?=[.,!]|$)'
+            pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?:(?<=: )|(?<=\bis )){pattern}(?=[.,!]|$| because| since)'
         patterns.append(f"({pattern})")
     if not patterns:
         return answer
