@@ -42,10 +42,10 @@ _BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
 _LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?<!\d )(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
 _AND = _any("and or nor und oder et ou y и noch ni")
 _GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
-_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)(?!and\b|or\b)", re.MULTILINE)
+_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption |are )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)(?!and\b|or\b)", re.MULTILINE)
 # Also "réponse", "respuesta", "risposta".
 # What a letter is called; also "réponse", "respuesta", "risposta".
-_OPTION = "(?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\\w+ antwort alternativa propos\\w+"
+_OPTION = "(?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\\w+ antwort alternativa propos\\w+ (?:sequence|equation|pair|word)s?"
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
     "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
@@ -101,8 +101,8 @@ _TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct
 _YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.;!|()–—\n]|$|- | -|because|since|,(?! (?i:true|false)))))"
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
-    rf"(?<!= )({_GROUP})(?: ?[:.|?()–—-])? ?{_YES}"
-    rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]|[.,;](?= (?:yes|correct)\W*$)) {_YES}"
+    rf"(?<!= )({_GROUP})(?: ?[:.…|?()–—-]{{1,3}})? ?{_YES}"
+    rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]|[.,;](?= (?:yes|correct)\W*$)|(?= yes\W*$)) {_YES}"
     rf"|^\W{{0,3}}(?:(?i:{_any(_OPTION)}) )?({_GROUP})(?:[).:][^\n]{{0,80}}?)? (?:is|are) (?i:true|correct|right)\b"
     rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$|^\W{{0,3}}(?:[✓✔✅]|\[x\])\W{{0,3}}({_GROUP})",
     re.MULTILINE,
@@ -117,7 +117,7 @@ _FITTING = _any(
 _FITS = re.compile(
     rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so hence thus therefore both and but that only nur because is think believe these ' + _OPTION)}) )"
     rf"({_GROUP})(?: ?[—–:])? (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary allowed valid')})\b(?! \w+ed\b)"
-    rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-z])"
+    rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-zü])"
     rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
 _LEADS = _any(
@@ -127,7 +127,7 @@ _LEADS = _any(
     "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
     "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to means implies suggests "
     "vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with "
-    "match(?:es)? consistent_with (?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch)_to answer,[^,\\n]{1,40},_is"
+    "match(?:es)? consistent_with (?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch|closest|nearest|equal|equivalent)_to answer,[^,\\n]{1,40},_is"
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
@@ -166,7 +166,7 @@ _DOUBT = _any(
 _UNSURE = re.compile(rf"(?:\b|(?=n['’]t)){_DOUBT}\b", re.IGNORECASE)
 # "A to D", and what the text of an option or of a list of them says ("E. A and B"): none is chosen.
 _ALL_OF = re.compile(
-    rf"\b(?:Dr|Mrs?|Ms|Prof)\. [A-Z]\.|{_LETTER} ?(?:to|through|[–-]) ?(?!\[){_LETTER}|\b(?i:between) {_LETTER} and {_LETTER}|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
+    rf"\b(?:Dr|Mrs?|Ms|Prof)\. [A-Z]\.|(?<!from ){_LETTER} ?(?:to|through|[–-]) ?(?!\[){_LETTER}|\b(?i:between|among|of) {_LETTER}(?:, ?{_LETTER}){{0,9}},? and {_LETTER}|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
     rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
 )
 # A sentence that denies a letter, or only looks at it.
@@ -182,8 +182,8 @@ _BEGINS = re.compile(rf"\W{{0,4}}(?i:{_NAMED})([A-J])\b")
 # "The correct answers are:", and lines that begin with letters.
 _ROWS = re.compile(
     r"(?i:\b(?:correct|right|true) (?:answers|options|choices|statements|ones)(?: are)?|\banswers are"
-    r"|\bare (?:all )?(?:correct|right|true)):"
-    r"(\n+(?:\W{0,3}[A-J]\b[^\n✓✗?]{0,200}(?:\n+|$)){2,10}+)",
+    r"|\bare (?:all )?(?:correct|right|true)|\b(?:hold|apply)):"
+    r"(\n+(?:[\W\d]{0,4}[A-J]\b[^\n✓✗?]{0,200}(?:\n+|$)){2,10}+)",
 )
 _SO_THEN = re.compile(r"\b(?:so(?! is| are| does| that)|thus|hence|therefore|which (?:makes|leaves|gives))\b")
 _CLAUSE = re.compile(r"[!?;:…\n]|(?<!i\.e)\.(?!e\.)|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
@@ -290,7 +290,7 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
             return found
     if cut_off or "?" in sentences[-1] or _UNDECIDED.search(bare):
         return frozenset()
-    left = [likely, *map(_mentioned, _concluding(sentences, listed=_lists_options(bare)))]
+    left = [likely, *map(_mentioned, _concluding(sentences, listed=_lists_options(_bare(text))))]
     left = [found - denied.keys() for found in left]
     return next((found for found in left if len(found) == 1 and found <= set(letters)), frozenset())
 
@@ -338,7 +338,7 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
         found = frozenset().union(*map(_last_group, verdicts))
         said.append((verdicts[-1].start(verdicts[-1].lastindex or 0), verdicts[-1].end(), found))
     for match in _ROWS.finditer(text):
-        said.append((match.end(), match.end(), _named("".join(re.findall(r"^\W*([A-J])", match[1], re.MULTILINE)))))
+        said.append((match.end(), match.end(), _named("".join(re.findall(r"^[\W\d]*([A-J])", match[1], re.MULTILINE)))))
     kept: list[_Statement] = []
     for start, end, found in sorted(said, key=lambda one: one[0]):
         if found and _asserted(text, start, end):  # "A is right. B is also right."
