@@ -39,17 +39,21 @@ _ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNOR
 
 # In brackets, or bare where it is no part of a word, a number, a contraction ("I'm") or a formula ("A = 5", "P(A)").
 _BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
-_LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?<!\d )(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
+_LETTER = (
+    rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?<!\d )(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|[.-][A-Za-z]| ?[=+^]| [<>]))"
+)
 _AND = _any("and or nor und oder et ou y и noch ni")
 _GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
-_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption |are )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)(?!and\b|or\b)", re.MULTILINE)
+_OF_LIST = re.compile(
+    r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption |are )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)(?!and\b|or\b)", re.MULTILINE
+)
 # Also "réponse", "respuesta", "risposta".
 # What a letter is called; also "réponse", "respuesta", "risposta".
 _OPTION = "(?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\\w+ antwort alternativa propos\\w+ (?:sequence|equation|pair|word)s?"
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
     "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
-    "its u[hm]+ h+m+ i_guess i['’]?d_say ok tl;dr"
+    "its u[hm]+ h+m+ (?:without_a|no)_doubt without_question i_guess i['’]?d_say ok tl;dr"
 )
 _NAMED = (
     r"(?:\((?=(?-i:[a-z])))?"
@@ -58,13 +62,13 @@ _NAMED = (
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
     "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui die it_is here "
-    "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that more correct right richtig korrekt zu wählen lol maybe "
+    "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that more correct right richtig korrekt zu wählen lol without maybe "
     "[Ii]['’]?m [Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
-    rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b"
+    rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?(?i:{_FOLLOWING})\b"
     r"|(?:选项|選項|项|項)(?![错不误誤])|です|である|だ|とな|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
-    r"(?!\W{0,3}(?:incorrect|wrong|false|which (?:is|was) wrong)\b|\W{0,2}[:.)|?] no\b)"
+    r"(?!\W{0,3}(?:(?:(?:which )?(?:is|was) )?(?:incorrect|wrong|false)|is not|isn['’]t)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
@@ -72,7 +76,7 @@ _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
 # "not B", "neither A nor B", "rather than option C", "Incorrect: A, B".
 _NO = _any(
-    "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up "
+    "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up compared_(?:with|to) "
     "second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
 )
 _ABOUT = _any("would be to an? the choose pick select say go going with is est ist es è la " + _OPTION)
@@ -87,7 +91,7 @@ _IS = _any(
     "stands_out_as (?:it|that)['’]s ist est es è é är este là sería serait está jest является"
 )
 _RIGHT = _any(
-    "correct right best answer way choice pick exception winner better_\\w+ letter_of all_that one_that odd_one chosen selected bonne richtige? korrekt corretta "
+    "correct right best answer way choice pick exception winner \\w+er_(?:choice|answer|option) letter_of all_that one_that odd_one chosen selected bonne richtige? korrekt corretta "
     "correcta poprawna верен corr?et[ao]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
@@ -98,13 +102,13 @@ _CALLED_RIGHT = re.compile(
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
 _TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
-_YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.;!|()–—\n]|$|- | -|because|since|,(?! (?i:true|false)))))"
+_YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?(?:just )?{_TRUE})(?= ?(?:[.;!|()–—\n]|$|- | -|because|since|,(?! (?i:true|false)))))"
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
     rf"(?<!= )({_GROUP})(?: ?[:.…|?()–—-]{{1,3}})? ?{_YES}"
     rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]|[.,;](?= (?:yes|correct)\W*$)|(?= yes\W*$)) {_YES}"
     rf"|^\W{{0,3}}(?:(?i:{_any(_OPTION)}) )?({_GROUP})(?:[).:][^\n]{{0,80}}?)? (?:is|are) (?i:true|correct|right)\b"
-    rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$|^\W{{0,3}}(?:[✓✔✅]|\[x\])\W{{0,3}}({_GROUP})",
+    rf"|^\W{{0,3}}(?i:{_NAMED})({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$|^\W{{0,3}}(?:[✓✔✅]|\[x\])\W{{0,3}}({_GROUP})",
     re.MULTILINE,
 )
 # What may be said of several decides where it is said of one only: "B fits best".
@@ -125,7 +129,7 @@ _LEADS = _any(
     "decision: choice: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans "
     "answer(?:['’]s)? return prints wähle würde trifft choisi\\w* entscheide_mich_für meinung_nach quindi marcaria "
     "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
-    "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to means implies suggests "
+    "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to mean(?:s|ing) implies guess suggests "
     "vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with "
     "match(?:es)? consistent_with (?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch|closest|nearest|equal|equivalent)_to answer,[^,\\n]{1,40},_is"
 )
@@ -133,7 +137,7 @@ _LEADS = _any(
 _SO = re.compile(
     rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}|gives?|get|makes?|use|want|need))"
     rf"(?: (?:that|to|of|in|by|as|under|with|best|given|\w+ed)){{0,4}}(?!\w)"
-    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)})|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
+    rf"|因此|所以|故|[而得]是|よって|(?-i:(?<![A-J] ))(?:[→⇒]|=>)|=(?= {_any(_OPTION)})|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
     rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})(?: I \w+)?[.!…]*$",
     re.MULTILINE,
 )
@@ -158,8 +162,8 @@ _SUPPOSED = re.compile(
     r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why)\b|无法|是否"
 )
 _DOUBT = _any(
-    "doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first was_going wanting "
-    "trap distractor textbook majority first_thought common tempt\\w+ many some often people others "
+    "(?<!no_)(?<!a_)doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first was_going wanting "
+    "instinct you_(?:chose|picked|answered|selected) trap distractor textbook majority first_thought common tempt\\w+ many some often people others "
     "(?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
     "(?:\\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)"
 )
@@ -171,12 +175,14 @@ _ALL_OF = re.compile(
 )
 # A sentence that denies a letter, or only looks at it.
 _NO_CHOICE = re.compile(
-    rf"(?i)\b(?:{_NO}|wrong|incorrect\w*|fals\w*|(?<!-)out|fails?|too|no|also|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*|look\w*|letter)\b"
+    rf"(?i)\b(?:{_NO}|wrong|incorrect\w*|fals\w*|(?<!-)out|fails?|too|no|also|start\w*|begin\w*|on to|compar\w*|partial\w*|partly|half(?!-)|almost|close|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*|look\w*|letter)\b"
     r"|n['’]t\b|[✗✘❌]"
 )
 # "D keeps", among sentences about other letters.
 _VERB_AFTER = re.compile(r"^(\W*)([B-HJ])(?= [a-z])")
-_UNDECIDED = re.compile(r"(?i)(?:\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up)")
+_UNDECIDED = re.compile(
+    r"(?i)(?:\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up)"
+)
 # The letter that a sentence begins with.
 _BEGINS = re.compile(rf"\W{{0,4}}(?i:{_NAMED})([A-J])\b")
 # "The correct answers are:", and lines that begin with letters.
@@ -299,7 +305,7 @@ def _concluding(sentences: Sequence[str], *, listed: bool) -> list[str]:
     """The last and the first of the sentences that speak of letters, where a reply does not go through them all."""
     speaking = [each for each in sentences if re.search(_LETTER, each)]
     walk = [match[1] for each in speaking if (match := _BEGINS.match(each)) and _settled(each)]
-    if len(walk) > 1 and ord(walk[-1]) == ord(walk[-2]) + 1 or (speaking and _ALSO.search(speaking[-1])):
+    if (len(walk) > 1 and ord(walk[-1]) == ord(walk[-2]) + 1) or (speaking and _ALSO.search(speaking[-1])):
         return []
     last = [_VERB_AFTER.sub(r"\1(\2)", each) if len(speaking) > 1 else each for each in speaking[-1:]]
     last += [_SO_THEN.split(each)[-1] for each in last]
@@ -404,7 +410,8 @@ def _lettered(answer: str, letters: str, options: Sequence[str]) -> str:
     """
     answer = _typed(answer)
     texts = [
-        (_ARTICLE.sub("", _typed(plain(text)).strip(' $."%')), letter) for letter, text in zip(letters, options, strict=False)
+        (_ARTICLE.sub("", _typed(plain(text)).strip(' $."%')), letter)
+        for letter, text in zip(letters, options, strict=False)
     ]
     texts = sorted((one for one in texts if len(one[0]) > 1 or one[0].isdigit()), key=lambda one: -len(one[0]))
     patterns = []
