@@ -39,17 +39,21 @@ _ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNOR
 
 # In brackets, or bare where it is no part of a word, a number, a contraction ("I'm") or a formula ("A = 5", "P(A)").
 _BRACKETS = r"(?<![A-Za-zΑ-ω0-9])[(\[] ?[A-Z] ?[)\]]"
-_LETTER = rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|\.[A-Za-z]| ?[=+^]| [<>]))"
+_LETTER = (
+    rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?<!\d )(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|[.-][A-Za-z]| ?[=+^]| [<>]))"
+)
 _AND = _any("and or nor und oder et ou y и noch ni")
 _GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
-_OF_LIST = re.compile(r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)", re.MULTILINE)
+_OF_LIST = re.compile(
+    r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption |are )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)(?!and\b|or\b)", re.MULTILINE
+)
 # Also "réponse", "respuesta", "risposta".
 # What a letter is called; also "réponse", "respuesta", "risposta".
-_OPTION = "(?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\\w+ antwort alternativa"
+_OPTION = "(?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\\w+ antwort alternativa propos\\w+ (?:sequence|equation|pair|word)s?"
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
     "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
-    "its u[hm]+ h+m+ i_guess i['’]?d_say ok tl;dr"
+    "its u[hm]+ h+m+ (?:without_a|no)_doubt without_question i_guess i['’]?d_say ok tl;dr"
 )
 _NAMED = (
     r"(?:\((?=(?-i:[a-z])))?"
@@ -58,13 +62,13 @@ _NAMED = (
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
     "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui die it_is here "
-    "although (?:even_)?though with rather_than over by that correct right richtig korrekt zu wählen lol maybe "
-    "[Ii]['’]?m [Ii]_think the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
+    "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that more correct right richtig korrekt zu wählen lol without maybe "
+    "[Ii]['’]?m [Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
-    rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?{_FOLLOWING}\b"
+    rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?(?i:{_FOLLOWING})\b"
     r"|(?:选项|選項|项|項)(?![错不误誤])|です|である|だ|とな|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
-    r"(?!\W{0,3}(?:incorrect|wrong|false|which (?:is|was) wrong)\b|\W{0,2}[:.)|?] no\b)"
+    r"(?!\W{0,3}(?:(?:(?:which )?(?:is|was) )?(?:incorrect|wrong|false)|is not|isn['’]t)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
@@ -72,7 +76,7 @@ _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 
 # "not B", "neither A nor B", "rather than option C", "Incorrect: A, B".
 _NO = _any(
-    "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up "
+    "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up compared_(?:with|to) "
     "second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
 )
 _ABOUT = _any("would be to an? the choose pick select say go going with is est ist es è la " + _OPTION)
@@ -87,52 +91,54 @@ _IS = _any(
     "stands_out_as (?:it|that)['’]s ist est es è é är este là sería serait está jest является"
 )
 _RIGHT = _any(
-    "correct right best answer way choice pick exception winner letter_of all_that bonne richtige? korrekt corretta "
+    "correct right best answer way choice pick exception winner \\w+er_(?:choice|answer|option) letter_of all_that one_that odd_one chosen selected bonne richtige? korrekt corretta "
     "correcta poprawna верен corr?et[ao]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
-    rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that)"
-    r"| (?:richtig|korrekt|apply|only(?=[.,;]|$))\b"
+    rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b|n['’]t\b|\b(?:not|incorrect|wrong)\b)[^.\n]){{1,60}}?)?,?"
+    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that|[^.\n]{{1,40}} (?:and|but) [B-HJ]\b)"
+    r"| (?:richtig|korrekt|(?:all )?apply|only(?=[.,;]|$))\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
 _TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
-_YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?{_TRUE})(?= ?(?:[.,;!|()–—\n]|$|- | -|because|since)))"
+_YES = rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?(?:just )?{_TRUE})(?= ?(?:[.;!|()–—\n]|$|- | -|because|since|,(?! (?i:true|false)))))"
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
-    rf"(?<!= )({_GROUP})(?: ?[:.|?()–—-])? ?{_YES}"
-    rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]) {_YES}"
-    rf"|^\W{{0,3}}({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$|^\W{{0,3}}(?:[✓✔✅]|\[x\])\W{{0,3}}({_GROUP})",
+    rf"(?<!= )({_GROUP})(?: ?[:.…|?()–—-]{{1,3}})? ?{_YES}"
+    rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]|[.,;](?= (?:yes|correct)\W*$)|(?= yes\W*$)) {_YES}"
+    rf"|^\W{{0,3}}(?:(?i:{_any(_OPTION)}) )?({_GROUP})(?:[).:][^\n]{{0,80}}?)? (?:is|are) (?i:true|correct|right)\b"
+    rf"|^\W{{0,3}}(?i:{_NAMED})({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$|^\W{{0,3}}(?:[✓✔✅]|\[x\])\W{{0,3}}({_GROUP})",
     re.MULTILINE,
 )
 # What may be said of several decides where it is said of one only: "B fits best".
 _FITTING = _any(
-    "fits? works? match(?:es)? satisf(?:y|ies) only best better describes_it(?:_best|_exactly) "
+    "fits? works? match(?:es)? satisf(?:y|ies) only(?!_\\w+s\\b) best better describes_it(?:_best|_exactly) "
+    "\\w+ly_(?:follows|states|describes|captures|summari[sz]es|explains|reflects|represents|completes) follows_\\w+ would_(?:work|fit) "
     "makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) "
     "(?:must_)?(?:remains?|survives?|holds?|stands?|wins|passes|follows|applies|it_(?:is|shall_be))(?=[.,;!]|_it\\b|$)"
 )
 _FITS = re.compile(
-    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so and but that only nur because is think believe these ' + _OPTION)}) )"
-    rf"({_GROUP}) (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary')})\b"
-    rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-z])"
+    rf"(?:^|[^A-Za-z ] ?|\b(?i:{_any('so hence thus therefore both and but that only nur because is think believe these ' + _OPTION)}) )"
+    rf"({_GROUP})(?: ?[—–:])? (?:{_FITTING}|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary allowed valid')})\b(?! \w+ed\b)"
+    rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-zü])"
     rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
 _LEADS = _any(
-    "so thus hence therefore donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
+    "so thus hence therefore consequently (?:so|no|ok|then),?_it(?:['’]s|_is) thats one['’]s donc also daher somit but sondern mais i\\.e\\. except only correct: correction: "
     "decision: choice: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans "
     "answer(?:['’]s)? return prints wähle würde trifft choisi\\w* entscheide_mich_für meinung_nach quindi marcaria "
     "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
-    "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to means implies suggests "
+    "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to mean(?:s|ing) implies guess suggests "
     "vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with "
-    "match(?:es)? consistent_with (?:corresponds?|points?|leads?|it|switch)_to answer,[^,\\n]{1,40},_is"
+    "match(?:es)? consistent_with (?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch|closest|nearest|equal|equivalent)_to answer,[^,\\n]{1,40},_is"
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
-    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}|gives?|get|makes?))"
-    rf"(?: {_any('that to of in by as under with best captured listed given stated described')}){{0,4}}(?!\w)"
-    rf"|因此|所以|故|[而得]是|よって|[→⇒]|=>|=(?= {_any(_OPTION)}))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
-    rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})[.!…]*$",
+    rf"(?i:(?:\b(?:{_LEADS}|(?P<is>{_IS}|gives?|get|makes?|use|want|need))"
+    rf"(?: (?:that|to|of|in|by|as|under|with|best|given|\w+ed)){{0,4}}(?!\w)"
+    rf"|因此|所以|故|[而得]是|よって|(?-i:(?<![A-J] ))(?:[→⇒]|=>)|=(?= {_any(_OPTION)})|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{{0,3}}{_NAMED})({_GROUP}){_END}"
+    rf"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{_NAMED})({_GROUP})(?: I \w+)?[.!…]*$",
     re.MULTILINE,
 )
 # "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
@@ -142,42 +148,61 @@ _SUBJECT = re.compile(
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
 _BEFORE = _any("is it's its only get (?<=\\w_)in with for to on at that me from nur это " + _OPTION)
-_ITSELF = _any("is(?!_an?_) does stands itself because then due")
+_ITSELF = _any("is(?!_an?_) does stands(?!_for) itself because then due")
 _MENTIONED = re.compile(
     rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?=\W*$| ?[^\w ]| {_ITSELF}\b)"
     rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|({_BRACKETS})"
 )
 # A letter in a text of small letters: "its b lol".
 _SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
+_SMALL_ALONE = re.compile(r"(?<!\w)\([a-hj]\)|(?<=[.!?] )[b-hj](?=[.!]?$)")
 _SMALL_LABEL = re.compile(r"(?i)(?:(?:option|ans(?:wer)?\.?) )?\(?([a-z])(?:[).:]+(?:\s(?!and|or|is not|no)|$)|$)")
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
     r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why)\b|无法|是否"
 )
 _DOUBT = _any(
-    "doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first was_going wanting "
-    "trap distractor textbook majority first_thought common tempt\\w+ many some often people others "
+    "(?<!no_)(?<!a_)doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first was_going wanting "
+    "instinct you_(?:chose|picked|answered|selected) trap distractor textbook majority first_thought common tempt\\w+ many some often people others "
     "(?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
     "(?:\\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)"
 )
 _UNSURE = re.compile(rf"(?:\b|(?=n['’]t)){_DOUBT}\b", re.IGNORECASE)
 # "A to D", and what the text of an option or of a list of them says ("E. A and B"): none is chosen.
 _ALL_OF = re.compile(
-    rf"{_LETTER} ?(?:to|through|[–-]) ?{_LETTER}|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
+    rf"\b(?:Dr|Mrs?|Ms|Prof)\. [A-Z]\.|(?<!from ){_LETTER} ?(?:to|through|[–-]) ?(?!\[){_LETTER}|\b(?i:between|among|of) {_LETTER}(?:, ?{_LETTER}){{0,9}},? and {_LETTER}|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
     rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
 )
 # A sentence that denies a letter, or only looks at it.
 _NO_CHOICE = re.compile(
-    rf"(?i)\b(?:{_NO}|wrong|incorrect\w*|fals\w*|out|fails?|too|no|also|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*|look\w*|letter)\b"
+    rf"(?i)\b(?:{_NO}|wrong|incorrect\w*|fals\w*|(?<!-)out|fails?|too|no|also|start\w*|begin\w*|on to|compar\w*|partial\w*|partly|half(?!-)|almost|close|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*|look\w*|letter)\b"
     r"|n['’]t\b|[✗✘❌]"
 )
-_CLAUSE = re.compile(r"[.!?;:…\n]|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
+# "D keeps", among sentences about other letters.
+_VERB_AFTER = re.compile(r"^(\W*)([B-HJ])(?= [a-z])")
+_UNDECIDED = re.compile(
+    r"(?i)(?:\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up)"
+)
+# The letter that a sentence begins with.
+_BEGINS = re.compile(rf"\W{{0,4}}(?i:{_NAMED})([A-J])\b")
+# "The correct answers are:", and lines that begin with letters.
+_ROWS = re.compile(
+    r"(?i:\b(?:correct|right|true) (?:answers|options|choices|statements|ones)(?: are)?|\banswers are"
+    r"|\bare (?:all )?(?:correct|right|true)|\b(?:hold|apply)):"
+    r"(\n+(?:[\W\d]{0,4}[A-J]\b[^\n✓✗?]{0,200}(?:\n+|$)){2,10}+)",
+)
+_SO_THEN = re.compile(r"\b(?:so(?! is| are| does| that)|thus|hence|therefore|which (?:makes|leaves|gives))\b")
+_CLAUSE = re.compile(r"[!?;:…\n]|(?<!i\.e)\.(?!e\.)|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
 _CHECKS = re.compile(r"(?i)\blet(?: me|['’]s) (?:check|verify|see|look|double|test|think|consider|compute|re)")
 _ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
 _CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
 # A letter, and the options after it once more.
 _REPEATED = re.compile(r"\W{0,3}[A-J]\b[^\n]{0,80}(?=\n\s?\n\(?A[.):] [^\n]{1,200}\n\(?B[.):] )")
 
+
+# "A:" before a letter stands for "answer", and a box in a reason is no answer.
+_ANSWER_LABEL = re.compile(r"^A: ?(?=\(?[A-J](?:[).:]|$))", re.MULTILINE)
+_REASON = re.compile(r"(\\boxed\{[^{}\n]{1,80}\}\$?),? (?:since|because|as|while|whereas)\b[^\n]*")
 
 _Statement = tuple[int, frozenset[str]]
 
@@ -245,20 +270,21 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     """
     text = plain(reply(answer)).strip()
     repeated = _REPEATED.match(text)
-    text = _lettered(repeated[0] if repeated else text, letters, options)
+    text = _ANSWER_LABEL.sub("", repeated[0] if repeated else text)
+    text = _lettered(_REASON.sub(r"\1", text), letters, options)
     if boxes := boxed(text):
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()
     bare = _ALL_OF.sub("…", _bare(text))
-    if bare == bare.lower():
-        bare = _SMALL.sub(lambda match: match[0].upper(), bare)
+    small = _SMALL if bare == bare.lower() else _SMALL_ALONE
+    bare = small.sub(lambda match: match[0].upper(), bare)
     denied = {letter: match.start() for match in _DENIED.finditer(bare) for letter in _last_group(match)}
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
     statements, likely = _statements(bare, letters, options)
     sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", bare) if sentence.strip()] or ["…"]
     last = sentences[-1].rstrip(" .!")
     cut_off = (len(sentences) > 1 or len(last.split()) > 10) and (
-        bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last))
+        bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last) and not re.search(_YES, last))
     )
     settled_from = max((match.start() for match in _CHECKS.finditer(bare)), default=0) if cut_off else 0
     for start, found in reversed(statements):
@@ -268,11 +294,33 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     for line in [*lines[-1:], *lines[:1]]:
         if found := _committed(line.rstrip("?"), letters, options):
             return found
-    left = [] if cut_off else [likely - denied.keys()]
-    if lines and not cut_off and _settled(last):
-        found = frozenset().union(*map(_last_group, _MENTIONED.finditer(last)))
-        left.append(found if found == _named("".join(re.findall(_LETTER, last))) - denied.keys() else frozenset())
+    if cut_off or "?" in sentences[-1] or _UNDECIDED.search(bare):
+        return frozenset()
+    left = [likely, *map(_mentioned, _concluding(sentences, listed=_lists_options(_bare(text))))]
+    left = [found - denied.keys() for found in left]
     return next((found for found in left if len(found) == 1 and found <= set(letters)), frozenset())
+
+
+def _concluding(sentences: Sequence[str], *, listed: bool) -> list[str]:
+    """The last and the first of the sentences that speak of letters, where a reply does not go through them all."""
+    speaking = [each for each in sentences if re.search(_LETTER, each)]
+    walk = [match[1] for each in speaking if (match := _BEGINS.match(each)) and _settled(each)]
+    if (len(walk) > 1 and ord(walk[-1]) == ord(walk[-2]) + 1) or (speaking and _ALSO.search(speaking[-1])):
+        return []
+    last = [_VERB_AFTER.sub(r"\1(\2)", each) if len(speaking) > 1 else each for each in speaking[-1:]]
+    last += [_SO_THEN.split(each)[-1] for each in last]
+    return [*(last if not listed else ()), *speaking[:1]]
+
+
+def _mentioned(sentence: str) -> frozenset[str]:
+    """The letters of options that a sentence speaks of, where it settles on them."""
+    mentions = list(_MENTIONED.finditer(sentence))
+    found = frozenset().union(*map(_last_group, mentions))
+    if not mentions or "?" in sentence or found != _named("".join(re.findall(_LETTER, sentence))):
+        return frozenset()
+    before = _CLAUSE.split(sentence[: mentions[0].start()])[-1].rpartition(", ")[2]
+    after = _CLAUSE.split(sentence[mentions[-1].end() :])[0]
+    return found if _settled(before + sentence[mentions[0].start() : mentions[-1].end()] + after) else frozenset()
 
 
 def _settled(sentence: str) -> bool:
@@ -294,7 +342,9 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
             likely |= found
     if verdicts := list(_VERDICT.finditer(text)):  # of a list of verdicts, all the letters that are right
         found = frozenset().union(*map(_last_group, verdicts))
-        said.append((verdicts[-1].start(), verdicts[-1].end(), found))
+        said.append((verdicts[-1].start(verdicts[-1].lastindex or 0), verdicts[-1].end(), found))
+    for match in _ROWS.finditer(text):
+        said.append((match.end(), match.end(), _named("".join(re.findall(r"^[\W\d]*([A-J])", match[1], re.MULTILINE)))))
     kept: list[_Statement] = []
     for start, end, found in sorted(said, key=lambda one: one[0]):
         if found and _asserted(text, start, end):  # "A is right. B is also right."
@@ -346,13 +396,22 @@ def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     )
 
 
+def _typed(text: str) -> str:
+    """Simple mathematics of LaTeX as it is typed: ``\\dfrac{3}{4}`` is ``3/4``, ``30\\,\\text{m}`` is ``30 m``."""
+    text = re.sub(r"\\[dt]?frac\{([^{}]{1,40})\}\{([^{}]{1,40})\}", r"\1/\2", text)
+    text = re.sub(r"(?:(?:\\[,;: ]|[ ~]){1,4})?\\(?:text|mathrm)\{([^{}]{1,80})\}", r" \1", text)
+    return re.sub(r"\\sqrt\{([^{}]{1,40})\}", r"√\1", text).replace("\\pi", "π").replace("^\\circ", "°")
+
+
 def _lettered(answer: str, letters: str, options: Sequence[str]) -> str:
     """``answer`` with letters in brackets for the texts of options: "It's Rome, not Paris." is "It's [D], not [B].".
 
     Short texts, and those that may judge other options ("True"), are replaced in quotes, first and last only.
     """
+    answer = _typed(answer)
     texts = [
-        (_ARTICLE.sub("", plain(text).strip(' $."%')), letter) for letter, text in zip(letters, options, strict=False)
+        (_ARTICLE.sub("", _typed(plain(text)).strip(' $."%')), letter)
+        for letter, text in zip(letters, options, strict=False)
     ]
     texts = sorted((one for one in texts if len(one[0]) > 1 or one[0].isdigit()), key=lambda one: -len(one[0]))
     patterns = []
@@ -362,7 +421,7 @@ def _lettered(answer: str, letters: str, options: Sequence[str]) -> str:
             rf"(?<![{_EDGE}.,-])(?<![+*×·÷^] ){pattern}(?![{_EDGE}]|[.,]\d| ?(?:[+*/×·÷=^]|[-−] ?\d|\\times|\\cdot))"
         )
         if _JUDGES.fullmatch(words.casefold()):
-            pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?:(?<=: )|(?<=\bis )){pattern}(?=[.,!]|$)'
+            pattern = rf'["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?:(?<=: )|(?<=\bis )){pattern}(?=[.,!]|$| because| since)'
         patterns.append(f"({pattern})")
     if not patterns:
         return answer

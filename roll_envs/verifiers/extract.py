@@ -53,7 +53,7 @@ _FOREIGN = {
 }
 # The parentheses in the middle are for remarks such as "(in cm)".
 _PHRASE = re.compile(
-    r"(?:(?:final|correct|best|right)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
+    r"(?:(?:final|correct|best|right|matching)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
     r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:question|problem)\s+)?"
     r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
     r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=>?|[-–—](?=\s)|\$?\\boxed)\s*"
@@ -84,7 +84,7 @@ _SHORT_ANSWER = re.compile(
     r"\W{0,3}(?:[A-J]\b(?:[.):,][^\n]*|[^\n]{0,20}|[.):]?\n(?s:.*))|-?[$\d][^\n]{0,20})"
     r"|(?![^\n]*(?:roblem|uestion|xercise|olv|tep))[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
 )
-_VALUE = re.compile(r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore)\b)\D{0,60}\d")
+_VALUE = re.compile(r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore)\b)(?:\D{0,60}\d|,? \(?[A-J]\b)")
 _GIVEN = re.compile(r"Given|Let|If|Suppose")
 
 
@@ -141,6 +141,7 @@ def reply(text: str) -> str:
 
 def _answers(text: str) -> bool:
     """Whether what stands before a next question is an answer."""
+    text = text.rstrip("-=*_# \n")
     last = text.rpartition("\n")[2]
     concludes = _VALUE.search(last) and not _GIVEN.match(last)
     return bool(_SHORT_ANSWER.fullmatch(text) or boxed(text) or announced(text) or concludes)
