@@ -51,7 +51,10 @@ def test_replies_that_were_misread_once() -> None:
     assert [one for one in written("misread_replies.tsv") if read_as(one, math) != "right"] == []
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("a", 0.98, 0), ("b", 0.978, 1), ("c", 0.966, 3)])
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("a", 0.98, 0), ("b", 0.98, 0), ("c", 0.98, 0), ("d", 0.98, 0), ("e", 0.98, 0), ("f", 0.96, 5)],
+)
 def test_choices_of_replies_that_others_wrote(name: str, least: float, most: int) -> None:
     """The share that is read, and the letters that are not given, are no worse than they were: 98% is the aim."""
     choices = [one for one in written(f"written_replies_{name}.tsv") if one.task == "choice"]
@@ -60,9 +63,11 @@ def test_choices_of_replies_that_others_wrote(name: str, least: float, most: int
     assert found.count("other") <= most
 
 
-@pytest.mark.parametrize(("name", "least"), [("a", 0.973), ("b", 0.976), ("c", 0.943)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("a", 0.98), ("b", 0.98), ("c", 0.953), ("d", 0.973), ("e", 0.93), ("f", 0.913)]
+)
 def test_mathematics_of_replies_that_others_wrote(name: str, least: float) -> None:
-    """The share that is read as meant; rules were made for the misses of a and b only, so c is the honest figure."""
+    """The share that is read as meant; no rule was made for the misses of f, so f is the honest figure."""
     pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
     math = make_verifier("math")
     found = [read_as(one, math) for one in written(f"written_replies_{name}.tsv") if one.task == "math"]
