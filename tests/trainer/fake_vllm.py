@@ -39,7 +39,7 @@ class FakeVLLM:
 
     def __init__(self, log: str = "") -> None:
         self.version, self.paths, self.updates = "default", [], 0
-        self.release, self.longest = "0.32.0", 4096
+        self.release, self.longest = "0.32.0", 32768
         self.running = asyncio.Event()
         self.running.set()
         self.aborted, self.never = asyncio.Event(), asyncio.Event()
