@@ -18,7 +18,7 @@ import json
 import pickletools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from roll_envs.verifiers.code.inside.reading import given_code
@@ -51,7 +51,7 @@ class Run:
     output: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Plan:
     """The tests of a row; one kind is filled, or asserts beside calls."""
 
@@ -61,9 +61,9 @@ class Plan:
     """Where tests with an entry point take their functions from: the prefix, or what the prompt gives."""
     entry_point: str = ""
     """Name of the function that ``check(candidate)`` is called with."""
-    asserts: tuple[str, ...] = ()
-    calls: tuple[Call, ...] = ()
-    runs: tuple[Run, ...] = ()
+    asserts: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     checker: str = ""
     """Python program run as ``checker input.txt expected.txt printed.txt``; see :mod:`.outputs`."""
 
@@ -71,37 +71,125 @@ class Plan:
 _MOST_BYTES = 256 << 20
 _INPUT_OUTPUT = ("input_output", "ground_truth", "verification_info", "reward_model", "test_cases", "public_test_cases")
 _CODE_KEYS = ("asserts", "test_list", "tests", "test", "test_code", "test_file", "assert_case")
+_SPLIT = tuple(f"{kind}_{of}" for kind in ("public", "private", "generated") for of in ("tests", "test_cases"))
+_OF_THE_FUNCTION = ("fn_name", "entry_point", "metadata")
 
 
 def read_plan(reference: Any, check: Check = lambda content: None) -> Plan:
     """Raises :class:`Unusable`, and what ``check`` does, which is called with what compressed tests hold before it is
     read."""
-    from_json = False
-    if isinstance(reference, str):
-        reference, from_json = _unpacked(reference, check)
-    plan = _read(reference, from_json, check)
+    reader = _Reader(check)
+    reader.add(reference, {}, False)
+    plan = reader.plan
     if not (plan.asserts or plan.calls or plan.runs):
-        keys = ", ".join(map(str, reference)) if isinstance(reference, Mapping) else ""
-        found = f"a mapping of {keys}" if keys else f"a {type(reference).__name__} with nothing to run"
-        raise Unusable(f"the reference has no tests: it is {found}; docs/verifiers.md lists the forms")
+        found, _ = reader.unpacked(reference)
+        keys = ", ".join(map(str, found)) if isinstance(found, Mapping) else ""
+        said = f"a mapping of {keys}" if keys else f"a {type(found).__name__} with nothing to run"
+        raise Unusable(f"the reference has no tests: it is {said}; docs/verifiers.md lists the forms")
     return plan
 
 
-def _unpacked(text: str, check: Check) -> tuple[Any, bool]:
-    """JSON, compressed tests of LiveCodeBench, or test code as it is; and whether it was JSON."""
-    # A text that begins like JSON and is none is test code.
-    if text.lstrip()[:1] in ("{", "["):
-        with contextlib.suppress(ValueError):
-            return json.loads(text), True
-    if len(text) > 16 and text.isascii() and not any(mark in text for mark in " (\t:"):
-        with contextlib.suppress(binascii.Error, zlib.error, ValueError):
-            unpacker = zlib.decompressobj()
-            data = unpacker.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
-            if unpacker.unconsumed_tail:
-                raise Unusable(f"the compressed tests have more than {_MOST_BYTES >> 20} MiB")
-            check(data)
-            return json.loads(_pickled_text(data)), True
-    return text, False
+class _Reader:
+    """Adds the tests of a row, which may be in columns within columns, to a plan."""
+
+    def __init__(self, check: Check) -> None:
+        self._check, self.plan = check, Plan()
+
+    def unpacked(self, given: Any) -> tuple[Any, bool]:
+        """What a text holds: JSON, compressed tests of LiveCodeBench, or test code; and whether it was JSON."""
+        # A text that begins like JSON and is none is test code.
+        if isinstance(given, str) and given.lstrip()[:1] in ("{", "["):
+            with contextlib.suppress(ValueError):
+                return json.loads(given), True
+        if isinstance(given, str) and len(given) > 16 and given.isascii() and not any(m in given for m in " (\t:"):
+            with contextlib.suppress(binascii.Error, zlib.error, ValueError):
+                unpacker = zlib.decompressobj()
+                data = unpacker.decompress(base64.b64decode(given, validate=True), _MOST_BYTES)
+                if unpacker.unconsumed_tail:
+                    raise Unusable(f"the compressed tests have more than {_MOST_BYTES >> 20} MiB")
+                self._check(data)
+                return json.loads(_pickled_text(data)), True
+        return given, False
+
+    def add(self, found: Any, row: Mapping[Any, Any], from_json: bool) -> None:
+        """``row``: the one that ``found`` is a column of, which may name the function."""
+        plan, (found, is_json) = self.plan, self.unpacked(found)
+        from_json = from_json or is_json
+        if isinstance(found, str):
+            plan.asserts += [found] if found.strip() else []
+        elif isinstance(found, Mapping):
+            self._add_row({**{key: row[key] for key in _OF_THE_FUNCTION if key in row}, **found}, from_json)
+        elif not isinstance(found, Sequence) or isinstance(found, bytes):
+            raise Unusable(f"the reference must be test code or a mapping with tests, not {str(found)[:100]!r}")
+        elif all(isinstance(item, str) for item in found):
+            plan.asserts += found
+        elif all(isinstance(item, Mapping) and "function" in item for item in found):
+            plan.calls += [_call(item, from_json) for item in found]
+        else:
+            for item in found:
+                self._add_case(item, row)
+
+    def _add_row(self, row: Mapping[Any, Any], from_json: bool) -> None:
+        self._add_tests(row, from_json)
+        plan, entry, prefix, prompt = self.plan, _text(row, "entry_point"), _text(row, "prefix"), row.get("prompt")
+        given = given_code(prompt, entry) if entry and isinstance(prompt, str) else []
+        prefix = prefix or "\n".join(map(ast.unparse, given))
+        plan.helpers = prefix if entry else ""
+        plan.prefix, plan.entry_point = prefix or plan.prefix, entry or plan.entry_point
+        plan.checker = _text(row, "checker") or _text(row, "generated_checker") or plan.checker
+
+    def _add_tests(self, row: Mapping[Any, Any], from_json: bool) -> None:
+        plan = self.plan
+        if row.get("calls"):
+            plan.calls += [_call(item, from_json) for item in row["calls"]]
+            return
+        if row.get("stdin"):
+            plan.runs += map(_run, row["stdin"])
+            return
+        if columns := [row[key] for key in _SPLIT if row.get(key)]:
+            for column in columns:
+                self.add(column, row, from_json)
+            return
+        # The column is test_list in MBPP and test in HumanEval.
+        code = next((row[key] for key in _CODE_KEYS if row.get(key)), None)
+        found, is_json = self.unpacked(code)
+        texts = [found] if isinstance(found, str) else found or []
+        if is_json or isinstance(found, Mapping) or not all(isinstance(text, str) for text in texts):
+            self.add(code, row, from_json)
+            return
+        if texts:
+            setup = _text(row, "test_setup_code") or _text(row, "setup")
+            plan.asserts += [*map(str, row.get("test_imports") or ()), *([setup] if setup else []), *texts]
+        if _has(row, "inputs") or _has(row, "outputs"):
+            self._add_inputs(row, row.get("inputs"), row.get("outputs"))
+        elif isinstance(row.get("input"), list | tuple):
+            self._add_inputs(row, row["input"], row.get("output"))
+        elif not texts:
+            self.add(next((row[key] for key in _INPUT_OUTPUT if row.get(key)), ""), row, from_json)
+
+    def _add_case(self, item: Any, row: Mapping[Any, Any]) -> None:
+        """A single case, with input and output, and the kind of the test."""
+        if not isinstance(item, Mapping) or "output" not in item:
+            raise Unusable(f"a test needs 'input' and 'output': {str(item)[:100]!r}")
+        name = item.get("fn_name") or _function_of(row) or (item.get("metadata") or {}).get("func_name")
+        kind = str(item.get("testtype") or item.get("type") or ("functional" if name else "stdin"))
+        if kind.startswith("stdin"):
+            self.plan.runs.append(_run(item))
+        elif not name:
+            raise Unusable(f"a test of the kind {kind!r} needs the name of the function as 'fn_name'")
+        else:
+            self.plan.calls.append(_function_case(name, item.get("input", ""), item["output"]))
+
+    def _add_inputs(self, row: Mapping[Any, Any], inputs: Any, outputs: Any) -> None:
+        usable = all(isinstance(part, Sequence) and not isinstance(part, str) for part in (inputs, outputs))
+        if not usable or len(inputs) != len(outputs):
+            raise Unusable("'inputs' and 'outputs' must be lists of the same length")
+        name = _function_of(row)
+        for given, wanted in zip(inputs, outputs, strict=True):
+            if name:
+                self.plan.calls.append(_function_case(name, given, wanted))
+            else:
+                self.plan.runs.append(Run(stdin=_lines(given), output=_lines(wanted)))
 
 
 def _pickled_text(data: bytes) -> str:
@@ -113,106 +201,8 @@ def _pickled_text(data: bytes) -> str:
     return str(texts[0])
 
 
-def _read(reference: Any, from_json: bool, check: Check) -> Plan:
-    if isinstance(reference, str):
-        return Plan(asserts=(reference,) if reference.strip() else ())
-    if isinstance(reference, Sequence) and not isinstance(reference, bytes):
-        if all(isinstance(item, str) for item in reference):
-            return Plan(asserts=tuple(reference))
-        return _cases(reference, {}, from_json)
-    if not isinstance(reference, Mapping):
-        raise Unusable(f"the reference must be test code or a mapping with tests, not {str(reference)[:100]!r}")
-    plan = _read_tests(reference, from_json, check)
-    entry, prefix, prompt = _text(reference, "entry_point"), _text(reference, "prefix"), reference.get("prompt")
-    given = given_code(prompt, entry) if entry and isinstance(prompt, str) else []
-    prefix = prefix or "\n".join(map(ast.unparse, given))
-    return replace(
-        plan,
-        prefix=prefix or plan.prefix,
-        helpers=prefix if entry else "",
-        entry_point=entry or plan.entry_point,
-        checker=_text(reference, "checker") or _text(reference, "generated_checker") or plan.checker,
-    )
-
-
-def _read_tests(reference: Mapping[Any, Any], from_json: bool, check: Check) -> Plan:
-    plan = Plan()
-    if _has(reference, "inputs") or _has(reference, "outputs"):
-        plan = _inputs(reference, reference.get("inputs"), reference.get("outputs"))
-    elif isinstance(reference.get("input"), list | tuple):
-        plan = _inputs(reference, reference["input"], reference.get("output"))
-    if reference.get("calls"):
-        return Plan(calls=tuple(_call(item, from_json) for item in reference["calls"]))
-    if reference.get("stdin"):
-        return Plan(runs=tuple(_run(item) for item in reference["stdin"]))
-    parts = [reference[f"{kind}_{of}"] for kind in ("public", "private", "generated") for of in ("tests", "test_cases")
-             if reference.get(f"{kind}_{of}")]  # fmt: skip
-    if parts:
-        return _joined([_part(part, reference, from_json, check) for part in parts])
-    # The column is test_list in MBPP and test in HumanEval.
-    for key in _CODE_KEYS:
-        if reference.get(key):
-            found, is_json = reference[key], False
-            if isinstance(found, str):
-                found, is_json = _unpacked(found, check)
-            if is_json or isinstance(found, Mapping) or not all(isinstance(text, str) for text in found):
-                return _part(found, reference, from_json or is_json, check)
-            asserts = (found,) if isinstance(found, str) else tuple(found)
-            setup = _text(reference, "test_setup_code") or _text(reference, "setup")
-            imports = reference.get("test_imports") or ()
-            before = (*map(str, imports), *([setup] if setup else []))
-            return replace(plan, asserts=(*before, *asserts))
-    if plan.runs or plan.calls:
-        return plan
-    for key in _INPUT_OUTPUT:
-        if reference.get(key):
-            return _part(reference[key], reference, from_json, check)
-    return plan
-
-
 def _has(reference: Mapping[Any, Any], key: str) -> bool:
     return key in reference and not (reference[key] in (None, []) and reference.get("assert_case"))
-
-
-def _part(part: Any, row: Mapping[Any, Any], from_json: bool, check: Check) -> Plan:
-    """Tests in a column of a row, which may be JSON text and take the name of the function from the row."""
-    if isinstance(part, str):
-        part, was_json = _unpacked(part, check)
-        from_json = from_json or was_json
-    names = {key: row[key] for key in ("fn_name", "entry_point", "metadata", "starter_code") if key in row}
-    if isinstance(part, Mapping):
-        return _read({**names, **part}, from_json, check)
-    if isinstance(part, Sequence) and not isinstance(part, str) and not all(isinstance(i, str) for i in part):
-        return _cases(part, names, from_json)
-    return _read(part, from_json, check)
-
-
-def _joined(plans: list[Plan]) -> Plan:
-    return replace(
-        plans[0],
-        asserts=tuple(a for plan in plans for a in plan.asserts),
-        calls=tuple(c for plan in plans for c in plan.calls),
-        runs=tuple(r for plan in plans for r in plan.runs),
-    )
-
-
-def _cases(items: Sequence[Any], row: Mapping[Any, Any], from_json: bool) -> Plan:
-    """A list of single cases: each with input and output, and the kind of the test."""
-    if items and all(isinstance(item, Mapping) and "function" in item for item in items):
-        return Plan(calls=tuple(_call(item, from_json) for item in items))
-    runs, calls = [], []
-    for item in items:
-        if not isinstance(item, Mapping) or "output" not in item:
-            raise Unusable(f"a test needs 'input' and 'output': {str(item)[:100]!r}")
-        name = item.get("fn_name") or _function_of(row) or (item.get("metadata") or {}).get("func_name")
-        kind = str(item.get("testtype") or item.get("type") or ("functional" if name else "stdin"))
-        if kind.startswith("stdin"):
-            runs.append(_run(item))
-        elif not name:
-            raise Unusable(f"a test of the kind {kind!r} needs the name of the function as 'fn_name'")
-        else:
-            calls.append(_function_case(name, item.get("input", ""), item["output"]))
-    return Plan(runs=tuple(runs), calls=tuple(calls))
 
 
 def _function_of(row: Mapping[Any, Any]) -> str:
@@ -237,17 +227,6 @@ def _run(item: Any) -> Run:
     if not isinstance(item, Mapping) or "output" not in item:
         raise Unusable(f"a run needs 'output' and may have 'input': {str(item)[:100]!r}")
     return Run(stdin=_lines(item.get("input", "")), output=_lines(item["output"]))
-
-
-def _inputs(reference: Mapping[Any, Any], inputs: Any, outputs: Any) -> Plan:
-    usable = all(isinstance(part, Sequence) and not isinstance(part, str) for part in (inputs, outputs))
-    if not usable or len(inputs) != len(outputs):
-        raise Unusable("'inputs' and 'outputs' must be lists of the same length")
-    pairs = list(zip(inputs, outputs, strict=True))
-    name = _function_of(reference)
-    if not name:
-        return Plan(runs=tuple(Run(stdin=_lines(i), output=_lines(o)) for i, o in pairs))
-    return Plan(calls=tuple(_function_case(name, i, o) for i, o in pairs))
 
 
 def _function_case(name: str, given: Any, wanted: Any) -> Call:
