@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import hashlib
+import json
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from roll_envs.errors import ConfigError
+from roll_envs.recent import Recent
 from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
-from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
-from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint
+from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint, NoReplyError
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -81,7 +86,7 @@ class LlmJudge(Endpoint):
         self.form = forms.rubric_form(self.criteria or {}, self.scale) if rubric else forms.ONE_WORD[self.kind]
         self._cache = ReplyCache(self.cache_dir, self.cache_items)
         self._client = ChatClient(self)
-        self._in_progress: dict[str, asyncio.Task[_JudgeResult | Failed]] = {}
+        self._in_progress: dict[str, asyncio.Task[_JudgeResult]] = {}
         self.usage = dict(_FREE)
         """Totals so far: ``prompt_tokens``, ``completion_tokens``, ``requests``."""
 
@@ -102,22 +107,22 @@ class LlmJudge(Endpoint):
         """Close connections; any number of times."""
         self._client.close()
 
-    def _texts(self, answer: str, reference: Any, context: Mapping[str, Any] | None) -> list[dict[str, str]] | Verdict:
-        """The texts of each request to make, or a verdict that needs no request."""
+    def _texts(self, answer: str, reference: Any, context: Mapping[str, Any] | None) -> list[dict[str, str]]:
+        """The texts of each request to make; none where the answer is empty. Raises :class:`NoReplyError` for a
+        reference that cannot be used."""
         shown: dict[str, str] = {}
         question = _question((context or {}).get("prompt"))
         if question:
             shown["question"] = forms.clip_middle(question, self.max_chars)
+        wanted = ""
         if reference is not None or self.kind != "rubric":
             references = texts_of(reference)
             if isinstance(references, str):
-                return Failed(reason=references)
+                raise NoReplyError(references)
             wanted = forms.clip_middle("\n--- or ---\n".join(references), self.max_chars)
-        else:
-            wanted = ""
         said = forms.clip_middle(after_thinking(answer), self.max_chars)
         if not said.strip():
-            return Score(value=0.0, passed=False, detail="the answer is empty", parts={**_FREE, "cached": 0.0})
+            return []
         if self.kind == "pairwise":
             orders = ((said, wanted), (wanted, said))
             return [{**shown, "answer A": first, "answer B": second} for first, second in orders]
@@ -126,16 +131,16 @@ class LlmJudge(Endpoint):
         return [{**shown, "answer": said}]
 
     async def _judge(self, answer: str, reference: Any, context: Mapping[str, Any] | None) -> Verdict:
-        asked = self._texts(answer, reference, context)
-        if not isinstance(asked, list):
-            return asked
-        told = await asyncio.gather(*(self._judge_once(texts) for texts in asked))
-        for verdict in told:
-            if isinstance(verdict, Failed):
-                return verdict
-        return self._score([verdict for verdict in told if isinstance(verdict, _JudgeResult)])
+        try:
+            asked = self._texts(answer, reference, context)
+            told = await asyncio.gather(*map(self._judge_once, asked))
+        except NoReplyError as error:
+            return Failed(reason=str(error))
+        if not told:
+            return Score(value=0.0, passed=False, detail="the answer is empty", parts={**_FREE, "cached": 0.0})
+        return self._score(told)
 
-    async def _judge_once(self, texts: dict[str, str]) -> _JudgeResult | Failed:
+    async def _judge_once(self, texts: dict[str, str]) -> _JudgeResult:
         """One verdict: from the cache, from an equal request in progress, or from a new request."""
         # Limits and the key do not change a reply, so they are not part of its cache key; neither is the random mark.
         key = request_key(
@@ -149,8 +154,7 @@ class LlmJudge(Endpoint):
         running = self._in_progress.get(key)
         # After close() or a fork, a task may belong to a loop that has ended.
         if running is not None and running.get_loop() is asyncio.get_running_loop():
-            told = await asyncio.shield(running)
-            return told if isinstance(told, Failed) else told._replace(cost={**_FREE, "cached": 1.0})
+            return (await asyncio.shield(running))._replace(cost={**_FREE, "cached": 1.0})
         task = asyncio.get_running_loop().create_task(self._find(key, texts))
         self._in_progress[key] = task
         try:
@@ -160,7 +164,7 @@ class LlmJudge(Endpoint):
             if self._in_progress.get(key) is task:
                 del self._in_progress[key]
 
-    async def _find(self, key: str, texts: dict[str, str]) -> _JudgeResult | Failed:
+    async def _find(self, key: str, texts: dict[str, str]) -> _JudgeResult:
         known = await asyncio.to_thread(self._cache.get, key)
         reading = None if known is None else forms.read_reply(self.form, known)
         if reading is not None:
@@ -169,8 +173,6 @@ class LlmJudge(Endpoint):
         for ask in range(self.asks):
             messages = forms.messages_for(self.form, texts, forms.draw_mark(texts), self.guidance, again=ask > 0)
             reply = await self._client.ask(messages, self.form.schema, deadline_s=left_s, longer=longer)
-            if isinstance(reply, Failed):
-                return reply
             self._count(cost, reply)
             reading = None if reply.cut else forms.read_reply(self.form, reply.answer.text)
             if reading is not None:
@@ -182,7 +184,7 @@ class LlmJudge(Endpoint):
             left_s -= reply.seconds
             if left_s <= 0:
                 break
-        return Failed(reason=why)
+        raise NoReplyError(why)
 
     def _count(self, cost: dict[str, float], reply: ChatReply) -> None:
         spent = (reply.answer.prompt_tokens, reply.answer.completion_tokens, reply.tries)
@@ -220,3 +222,60 @@ def _question(prompt: Any) -> str:
         said = [(m.get("role", ""), m.get("content", "")) for m in prompt if isinstance(m, Mapping)]
         return "\n\n".join(f"{role}: {content}" for role, content in said if isinstance(content, str))
     return ""
+
+
+def request_key(request: Mapping[str, Any]) -> str:
+    """Cache key: the SHA-256 of all parts of a request."""
+    text = json.dumps(request, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class ReplyCache:
+    """At most ``items`` replies in memory (0: none), and all of them below ``folder`` where one is given.
+
+    Each is a file named by the SHA-256 of the whole request and written atomically; processes may share a folder. A
+    file that cannot be read counts as missing.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, items: int = 10_000) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self._known: Recent[str, str] = Recent(items)
+
+    def get(self, key: str) -> str | None:
+        """The reply to a request, if it is known."""
+        reply = self._known.get(key) or self._read(key)
+        if reply is not None:
+            self._known.keep(key, reply)
+        return reply
+
+    def put(self, key: str, reply: str) -> None:
+        """Keep a reply. Where the disk is full or read-only it is kept in memory only."""
+        self._known.keep(key, reply)
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                _write(self._path(key), json.dumps({"key": key, "reply": reply}))
+
+    def _path(self, key: str) -> Path:
+        assert self.folder is not None
+        # 256 folders, so that none holds too many files.
+        return self.folder / key[:2] / f"{key}.json"
+
+    def _read(self, key: str) -> str | None:
+        if self.folder is None:
+            return None
+        try:
+            found = json.loads(self._path(key).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        usable = isinstance(found, dict) and found.get("key") == key and isinstance(found.get("reply"), str)
+        return str(found["reply"]) if usable else None
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".new-{secrets.token_hex(8)}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

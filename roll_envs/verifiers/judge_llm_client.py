@@ -22,7 +22,6 @@ from pydantic import Field, PositiveInt
 from roll_envs.background import EventLoopThread
 from roll_envs.chat_api import RETRY_STATUSES, ChatAnswer, read_answer, retry_after_s
 from roll_envs.errors import ConfigError
-from roll_envs.verifiers.types import Failed
 
 Seconds = Annotated[float, Field(gt=0, lt=math.inf)]
 JUDGE = "judge:"
@@ -116,16 +115,12 @@ class ChatReply:
     """From the first attempt, without waiting for a place."""
 
 
+class NoReplyError(Exception):
+    """Why there is no reply, or none that can be used."""
+
+
 class _RetryableError(Exception):
-    """A failed attempt that may be repeated, after ``pause_s`` if the server asks for that."""
-
-    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
-        super().__init__(reason)
-        self.reason, self.pause_s = reason, pause_s
-
-
-class _FinalError(Exception):
-    """A failed attempt that would fail again."""
+    """A failed attempt that may be repeated: why, and after how many seconds at least."""
 
 
 class _SchemaRefusedError(Exception):
@@ -146,12 +141,12 @@ class ChatClient:
         messages: list[dict[str, Any]],
         schema: Mapping[str, Any],
         *,
-        deadline_s: float | None = None,
-        longer: int = 1,
-    ) -> ChatReply | Failed:
-        """A reply, or why there is none. Only on the loop of ``background``.
+        deadline_s: float,
+        longer: int,
+    ) -> ChatReply:
+        """Only on the loop of ``background``. Raises :class:`NoReplyError`.
 
-        ``deadline_s``: instead of the endpoint's; ``longer``: times as many tokens as the endpoint says.
+        ``longer``: times as many tokens as the endpoint says.
         """
         self._connect()
         slots = self._slots
@@ -159,9 +154,9 @@ class ChatClient:
             async with asyncio.timeout(self.endpoint.queue_s):
                 await slots.acquire()
         except TimeoutError:
-            return Failed(reason=f"no place for a request to the judge within {self.endpoint.queue_s:g} s")
+            raise NoReplyError(f"no place for a request to the judge within {self.endpoint.queue_s:g} s") from None
         try:
-            return await self._tries(messages, schema, deadline_s or self.endpoint.deadline_s, longer)
+            return await self._tries(messages, schema, deadline_s, longer)
         finally:
             slots.release()
 
@@ -182,7 +177,7 @@ class ChatClient:
 
     async def _tries(
         self, messages: list[dict[str, Any]], schema: Mapping[str, Any], deadline_s: float, longer: int
-    ) -> ChatReply | Failed:
+    ) -> ChatReply:
         started = time.monotonic()
         until = started + deadline_s
         last, count, plain = "", 0, self._plain
@@ -190,6 +185,7 @@ class ChatClient:
             left = until - time.monotonic()
             if left <= 0:
                 break
+            least_s = 0.0
             try:
                 async with asyncio.timeout(min(left, self.endpoint.try_s)):
                     reply = await self._once(messages, None if plain else schema, longer)
@@ -199,19 +195,17 @@ class ChatClient:
             except _SchemaRefusedError:
                 plain = True
                 continue
-            except _FinalError as error:
-                return Failed(reason=str(error))
             except _RetryableError as error:
-                last, pause_s = error.reason, error.pause_s
+                last, least_s = error.args
             except TimeoutError:
-                last, pause_s = f"no reply within {min(left, self.endpoint.try_s):.3g} s", 0.0
+                last = f"no reply within {min(left, self.endpoint.try_s):.3g} s"
             count += 1
-            pause_s = max(pause_s, random.uniform(0.5, 1) * min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (count - 1)))
+            pause_s = max(least_s, random.uniform(0.5, 1) * min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (count - 1)))
             if count == self.endpoint.tries or time.monotonic() + pause_s >= until:
                 break
             await asyncio.sleep(pause_s)
         allowed = f"{self.endpoint.tries} tries and {deadline_s:.3g} s allowed"
-        return Failed(reason=f"the judge gave no reply in {count} tries ({allowed}); the last: {last}")
+        raise NoReplyError(f"the judge gave no reply in {count} tries ({allowed}); the last: {last}")
 
     async def _once(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None, longer: int) -> ChatReply:
         # At temperature 0, so that the same texts get the same verdict; `extra` may say otherwise.
@@ -234,15 +228,15 @@ class ChatClient:
         try:
             address = self.endpoint.address.rstrip("/") + "/chat/completions"
         except ConfigError as error:
-            raise _FinalError(str(error)) from None
+            raise NoReplyError(str(error)) from None
         try:
             async with self._http.stream("POST", address, json=body, headers=headers) as response:
                 content = await _read(response)
                 status, wait = response.status_code, response.headers.get("retry-after", "")
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise _RetryableError(f"{type(error).__name__}: {error}") from None
+            raise _RetryableError(f"{type(error).__name__}: {error}", 0.0) from None
         except httpx.InvalidURL as error:
-            raise _FinalError(f"the judge's address {address!r} cannot be used: {error}") from None
+            raise NoReplyError(f"the judge's address {address!r} cannot be used: {error}") from None
         if status == 200:
             return _reply(content)
         said = f"HTTP {status}: {content[:300].decode(errors='replace')}"
@@ -250,7 +244,7 @@ class ChatClient:
             raise _SchemaRefusedError
         if status in RETRY_STATUSES:
             raise _RetryableError(said, retry_after_s(wait))
-        raise _FinalError(f"the judge refused the request: {said}")
+        raise NoReplyError(f"the judge refused the request: {said}")
 
 
 async def _read(response: httpx.Response) -> bytes:
@@ -258,7 +252,7 @@ async def _read(response: httpx.Response) -> bytes:
     async for piece in response.aiter_bytes():
         content += piece
         if len(content) > _MAX_BYTES:
-            raise _FinalError(f"the judge's reply is larger than {_MAX_BYTES} bytes")
+            raise NoReplyError(f"the judge's reply is larger than {_MAX_BYTES} bytes")
     return bytes(content)
 
 
@@ -266,13 +260,13 @@ def _reply(content: bytes) -> ChatReply:
     try:
         reply = json.loads(content)
     except (ValueError, RecursionError):
-        raise _RetryableError(f"the reply is no JSON: {content[:100].decode(errors='replace')!r}") from None
+        raise _RetryableError(f"the reply is no JSON: {content[:100].decode(errors='replace')!r}", 0.0) from None
     try:
         said = read_answer(reply)
     except ValueError as error:
-        raise _RetryableError(str(error)) from None
+        raise _RetryableError(str(error), 0.0) from None
     cut = "" if said.finish in _ENDED else said.finish
     if not said.text.strip() and not cut:
         # Not repeated: at temperature 0 the next reply would be empty as well.
-        raise _FinalError(f"the judge refused: {said.refusal[:200]}" if said.refusal else "the judge said nothing")
+        raise NoReplyError(f"the judge refused: {said.refusal[:200]}" if said.refusal else "the judge said nothing")
     return ChatReply(answer=said, cut=cut)
