@@ -153,7 +153,7 @@ MALFORMED = [
     ),
     ("fenced", "```tool\n```", "the block is empty"),
     ("fenced", "```tool\nadd(1)\n```", "the block is malformed: expecting value at character 0"),
-    ("fenced", '```tool\n{"name": "add"}, 5\n```', "follows a call"),
+    ("fenced", '```tool\n{"name": "add"}, 5\n```', "may follow a call, not ', 5"),
 ]
 
 

@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.tools.arguments import describe_parameters
-from roll_envs.tools.formats import alone
+from roll_envs.tools.formats import calls as read_calls
 from roll_envs.tools.formats.forms import FORMS, Form
-from roll_envs.tools.formats.marked import marked_calls
 from roll_envs.tools.formats.reading import Call, Results, after_thought, dump, limited, tool_list
 from roll_envs.tools.types import ToolCall, ToolSpec
 
@@ -77,23 +76,23 @@ def _in_one_line(specs: Sequence[ToolSpec]) -> str:
 
 
 _READERS: dict[str, Reader] = {
-    "llama3": alone.llama_calls,
-    "llama3-function": alone.llama_calls,
-    "llama-pythonic": alone.pythonic_calls,
-    "mistral": alone.mistral_calls,
-    "openai": alone.openai_calls,
-    "fenced": alone.fenced_calls,
+    "llama3": read_calls.llama_calls,
+    "llama3-function": read_calls.llama_calls,
+    "llama-pythonic": read_calls.pythonic_calls,
+    "mistral": read_calls.mistral_calls,
+    "openai": read_calls.openai_calls,
+    "fenced": read_calls.fenced_calls,
 }
 """Of the formats that marks alone do not tell."""
 _LISTS = {"mistral": _in_one_line, "fenced": _plain_list}
 
 
 def _format(name: str, form: Form) -> ToolFormat:
-    read = _READERS.get(name, partial(marked_calls, form=form))
+    read = _READERS.get(name, partial(read_calls.marked_calls, form=form))
     listed, about = _LISTS.get(name, tool_list), Template(form.head + form.about + form.tail)
     return ToolFormat(
         lambda text, specs: limited(read(after_thought(text) if form.thoughts else text, specs)),
-        partial(_render, form) if form.call else alone.render_pythonic,
+        partial(_render, form) if form.call else read_calls.render_pythonic,
         partial(_show, form),
         lambda specs: about.substitute(tools=listed(specs), form=form.form),
     )

@@ -152,14 +152,6 @@ class Answer:
         items = [self._encode(item) for item in itertools.islice(self._target(target), most)]
         return {"items": items, "end": len(items) < most}
 
-    def _do_state(self, target: Any) -> dict[str, Any]:
-        return {"value": self._encode(dict(vars(self._target(target))))}
-
-    def _do_content(self, target: Any) -> dict[str, Any]:
-        """What a container with methods of its own holds, as a plain one."""
-        value = self._target(target)
-        return {"value": self._encode(next(kind for kind in CONTENT if isinstance(value, kind))(value))}
-
     def _target(self, target: Any) -> Any:
         return self.find(target) if isinstance(target, str) else self._kept[target]
 
@@ -305,6 +297,9 @@ _OPERATIONS: dict[str, typing.Callable[..., Any]] = {
     **{f.__name__: f for f in (getattr, setattr, delattr, len, str, repr, format, hash, bool, int, float, iter, next)},
     **{f.__name__: f for f in (reversed, round, divmod, isinstance, issubclass, bytes, complex, dir)},
     "enter": lambda value: type(value).__enter__(value),
+    "state": lambda value: dict(vars(value)),
+    # What a container with methods of its own holds, as a plain one.
+    "content": lambda value: next(kind for kind in CONTENT if isinstance(value, kind))(value),
     "await": _await,
     "exit": lambda value: type(value).__exit__(value, None, None, None),
 }

@@ -318,7 +318,7 @@ def _may_ask(one: Remote, other: Any) -> bool:
 def _equal(one: Remote, other: Any) -> bool:
     link = link_of(one)
     if isinstance(other, CONTENT) and facts_of(one).get("content"):
-        return bool(link.decode(link.ask("content", target_of(one)).get("value")) == other)
+        return bool(link.operate("content", one) == other)
     if not _may_ask(one, other) or link.operate("eq", one, other) is not True:
         return False
     if isinstance(other, Remote):
@@ -331,7 +331,7 @@ def _equal(one: Remote, other: Any) -> bool:
 
 def _state(link: Link, remote: Remote) -> Any:
     try:
-        return link.decode(link.ask("state", target_of(remote)).get("value"))
+        return link.operate("state", remote)
     except (TypeError, AttributeError):  # it has no attributes of its own
         return None
 

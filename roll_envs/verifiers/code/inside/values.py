@@ -234,21 +234,14 @@ _MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
 def sync(mine: Any, theirs: Any) -> None:
     """Make the container ``mine``, which was an argument, equal to what the call left of it, in place."""
     if isinstance(mine, list) and isinstance(theirs, list):
-        if len(mine) == len(theirs):
-            for index, (old, new) in enumerate(zip(mine, theirs)):  # noqa: B905  as in the line above
-                mine[index] = _synced(old, new)
-        else:
-            mine[:] = theirs
+        mine[:] = map(_synced, mine, theirs) if len(mine) == len(theirs) else theirs
     elif isinstance(mine, dict) and isinstance(theirs, dict):
         kept = {key: _synced(mine[key], new) if key in mine else new for key, new in theirs.items()}
         mine.clear()
         mine.update(kept)
-    elif isinstance(mine, set) and isinstance(theirs, set):
+    elif isinstance(mine, (set, bytearray, collections.deque)) and isinstance(theirs, type(mine)):
         mine.clear()
-        mine.update(theirs)
-    elif isinstance(mine, (bytearray, collections.deque)) and type(theirs) is type(mine):
-        mine.clear()
-        mine.extend(theirs)
+        (mine.update if isinstance(mine, set) else mine.extend)(theirs)
     elif type(mine).__module__ == "numpy" and getattr(mine, "shape", None) == getattr(theirs, "shape", ()):
         mine[...] = theirs
 

@@ -1,5 +1,12 @@
-"""Calls that are the whole answer (Llama 3 and 4, Mistral without its token, OpenAI's messages), and blocks fenced by
-```` ```tool ````, for models trained on none of the formats."""
+"""Reads the calls of an answer.
+
+Between marks stands JSON (Hermes, Llama's function tags, Mistral, DeepSeek, Kimi K2, gpt-oss), or each value in tags of
+its own as raw text (Qwen3-Coder, GLM 4.5 and later). A raw value that the tool's schema wants as something other than a
+text is read as JSON; what cannot be read stays a text, and the check of the arguments then says which type is wanted.
+
+Calls may also be the whole answer (Llama 3 and 4, Mistral without its token, OpenAI's messages), or stand in blocks
+fenced by ```` ```tool ````, for models trained on none of the formats.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +14,16 @@ import ast
 import json
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from roll_envs.errors import ConfigError
-from roll_envs.tools.formats.forms import FORMS
-from roll_envs.tools.formats.marked import marked_calls
+from roll_envs.tools.arguments import check_arguments
+from roll_envs.tools.formats.forms import FORMS, Form
 from roll_envs.tools.formats.reading import (
     Call,
+    JsonRead,
     call_of,
     calls_of_list,
     clip,
@@ -22,9 +31,79 @@ from roll_envs.tools.formats.reading import (
     has_the_keys_of_a_call,
     looks_like_a_call,
     read_json,
+    read_whole_json,
     skip_space,
 )
 from roll_envs.tools.types import BadCall, ToolCall, ToolSpec
+
+
+def marked_calls(text: str, specs: Mapping[str, ToolSpec], form: Form) -> Iterator[Call]:
+    """The calls of a text, the malformed ones included; reading goes on where each call's reading stopped."""
+    begins, name_of = re.compile(form.begin), re.compile(form.name)
+    begin = begins.search(text)
+    while begin is not None:
+        at = begin.end()
+        if (head := name_of.match(text, at)) is None:
+            yield BadCall(reason=f"a name is expected, not {clip(text[at : at + 20])!r}; write {form.form}")
+        else:
+            name = head.groupdict().get("name")
+            if form.key:
+                calls, at = _raw_call(text, head.end(), head["name"].strip(), specs, form)
+            else:
+                calls, at = _json_calls(text, head.end(), name, form)
+            yield from calls
+        begin = begins.search(text, at)
+
+
+def _json_calls(text: str, at: int, name: str | None, form: Form) -> tuple[Sequence[Call], int]:
+    """The calls in the JSON at ``at``, which are the arguments of ``name`` where there is one; and where to go on."""
+    what = "the call is" if name is None else f"the arguments of {clip(name)!r} are"
+    # The mark that closes the call follows at once.
+    empty = name is not None and text.startswith(("<|", "<｜", "</function>"), skip_space(text, at))
+    read = JsonRead({}, at) if empty else read_json(text, at)
+    at = max(read.end, at)
+    if read.problem:
+        return [BadCall(reason=f"{what} malformed: {read.problem}; write {form.form}")], at
+    if re.compile(form.end).match(text, at) is None:
+        found = clip(text[at : at + 20].strip())
+        return [BadCall(reason=f"{what} not closed: {found!r} follows; write {form.form}")], at
+    if name is not None:
+        return [call_of({"name": name.strip(), "arguments": read.value}, form.form)], at
+    return calls_of_list(read.value, form.form) if form.lists else [call_of(read.value, form.form)], at
+
+
+def _raw_call(text: str, at: int, name: str, specs: Mapping[str, ToolSpec], form: Form) -> tuple[Sequence[Call], int]:
+    """The call of ``name`` whose arguments stand at ``at``, and where to go on."""
+    arguments: dict[str, Any] = {}
+    while (key := re.compile(form.key).match(text, at)) is not None:
+        ending = re.compile(form.value_end).search(text, key.end())
+        if ending is None or ending.groupdict().get("cut"):
+            reason = f"the argument {clip(key[1].strip())!r} of {clip(name)!r} is not closed; write {form.form}"
+            # What a tag that never closes holds is not read again.
+            return [BadCall(reason=reason)], len(text) if ending is None else ending.end()
+        arguments[key[1].strip()] = _value_of(text[key.end() : ending.start()], specs.get(name), key[1].strip())
+        at = skip_space(text, ending.end())
+    if (end := re.compile(form.end).match(text, at)) is None:
+        found = clip(text[at : at + 20])
+        return [BadCall(reason=f"{found!r} stands where {clip(name)!r} goes on; write {form.form}")], at
+    return [ToolCall(name=name, arguments=arguments)], end.end()
+
+
+def _value_of(raw: str, spec: ToolSpec | None, key: str) -> Any:
+    properties = spec.parameters.get("properties") if spec is not None else None
+    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    # The templates put one newline on either side of a value.
+    text = raw.removeprefix("\n").removesuffix("\n")
+    if not isinstance(schema, Mapping) or kind == "string" or (isinstance(kind, list) and "string" in kind):
+        return text
+    read = read_whole_json(text)
+    if spec is not None and kind is None and not read.problem:  # the types are in anyOf, a reference, or an enum
+        parameters = {**spec.parameters, "required": []}
+        if not check_arguments({key: text}, parameters) or check_arguments({key: read.value}, parameters):
+            return text
+    return text if read.problem else read.value
+
 
 _LLAMA_TAG = "<|python_tag|>"
 _LLAMA_FORM = FORMS["llama3"].form
@@ -46,15 +125,12 @@ def llama_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
         return _tagged(behind, specs)
     if "<function=" in text:
         return marked_calls(text, specs, FORMS["llama3-function"])
-    start = skip_space(text, 0)
-    return _objects(text, start) if text.startswith("{", start) else ()
+    return _llama_objects(text)
 
 
 def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
-    start = skip_space(text, 0)
     # A dict literal is Python code too: only an object that has a name, or seems meant to have one, is a call.
-    calls = list(_objects(text, start)) if text.startswith("{", start) else []
-    if calls:
+    if calls := list(_llama_objects(text)):
         yield from calls
         return
     # Only the end is searched, which keeps the time linear in the text.
@@ -69,27 +145,34 @@ def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
         yield BadCall(reason=f"nothing stands after {_LLAMA_TAG}; write {_LLAMA_FORM} or Python code after it")
 
 
-def _objects(text: str, at: int) -> Iterator[Call]:
-    """JSON objects one after the other, with ``;`` or whitespace between them, up to the end of the text."""
-    first = True
-    while True:
+def _llama_objects(text: str) -> Iterable[Call]:
+    start = skip_space(text, 0)
+    if not text.startswith("{", start):
+        return ()
+    first = read_json(text, start)
+    meant = looks_like_a_call(text, start) if first.problem else has_the_keys_of_a_call(first.value)
+    # Some other JSON is an answer to the task.
+    return _objects(text, start, _ENDS, "the call", _LLAMA_FORM, between=";") if meant else ()
+
+
+def _objects(
+    text: str, at: int, end: re.Pattern[str], what: str, form: str, between: str = ""
+) -> Generator[Call, None, int]:
+    """The calls of JSON objects one after the other, up to the ``end``; and where reading stopped."""
+    while end.match(text, at) is None:
         read = read_json(text, at)
+        at = skip_space(text, read.end)
         if read.problem:
-            if not first or looks_like_a_call(text, at):
-                yield BadCall(reason=f"the call is malformed: {read.problem}; write {_LLAMA_FORM}")
-            return
-        if first and not has_the_keys_of_a_call(read.value):
-            return  # some other JSON: an answer to the task
-        yield call_of(read.value, _LLAMA_FORM)
-        first, at = False, skip_space(text, read.end)
-        if text.startswith(";", at):
-            at = skip_space(text, at + 1)
-        if at == len(text) or _ENDS.match(text, at):
-            return
-        if not text.startswith("{", at):
+            yield BadCall(reason=f"{what} is malformed: {read.problem}; write {form}")
+            break
+        yield call_of(read.value, form)
+        if between and text.startswith(between, at):
+            at = skip_space(text, at + len(between))
+        if end.match(text, at) is None and not text.startswith("{", at):
             found = clip(text[at : at + 20])
-            yield BadCall(reason=f"only another call may follow a call, not {found!r}; write {_LLAMA_FORM}")
-            return
+            yield BadCall(reason=f"only another call may follow a call, not {found!r}; write {form}")
+            break
+    return at
 
 
 def mistral_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
@@ -133,7 +216,7 @@ def openai_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
     return calls_of_list(calls, _OPENAI_FORM) if calls else ()
 
 
-_FENCE = "```"
+_FENCE = re.compile(r"```|\Z")
 _OPENING = re.compile(r"^```tool[ \t]*\r?\n", re.MULTILINE)
 _FENCED_FORM = FORMS["fenced"].form
 
@@ -143,27 +226,17 @@ def fenced_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
     opening = _OPENING.search(text)
     while opening is not None:
         at = skip_space(text, opening.end())
-        if text.startswith(_FENCE, at):
-            yield BadCall(reason=f"the block is empty; write\n{_FENCED_FORM}")
-        while at < len(text) and not text.startswith(_FENCE, at):
-            read = read_json(text, at)
-            at = skip_space(text, read.end)
-            if read.problem:
-                yield BadCall(reason=f"the block is malformed: {read.problem}; write\n{_FENCED_FORM}")
-                break
-            if at < len(text) and not text.startswith((_FENCE, "{"), at):
-                yield BadCall(reason=f"{clip(text[at : at + 20])!r} follows a call; write\n{_FENCED_FORM}")
-                break
-            yield call_of(read.value, _FENCED_FORM)
+        if text.startswith("```", at):
+            yield BadCall(reason=f"the block is empty; write {_FENCED_FORM}")
         # From where reading stopped, so that every character is read once.
-        opening = _OPENING.search(text, at)
+        opening = _OPENING.search(text, (yield from _objects(text, at, _FENCE, "the block", _FENCED_FORM)))
 
 
 _PYTHONIC_FORM = FORMS["llama-pythonic"].form
 _MOST_CHARS = 20_000
 """Python's own parser is slow on long texts."""
 _LIST = re.compile(r"\[\s*[A-Za-z_][\w.]{0,200}\s*\(")
-_SPECIAL = re.compile(r"<\|(?:python_start|python_end|eot|eot_id|eom|eom_id)\|>")
+_SPECIAL_TOKENS = re.compile(r"<\|(?:python_start|python_end|eot|eot_id|eom|eom_id)\|>")
 
 
 def pythonic_calls(text: str, specs: Mapping[str, ToolSpec]) -> Sequence[Call]:
@@ -174,7 +247,7 @@ def pythonic_calls(text: str, specs: Mapping[str, ToolSpec]) -> Sequence[Call]:
     Llama 4 may put it between ``<|python_start|>`` and ``<|python_end|>``. Only keyword arguments that are literals are
     read, as vLLM's parser does; nothing is run.
     """
-    said = _SPECIAL.sub("", text).strip()
+    said = _SPECIAL_TOKENS.sub("", text).strip()
     return python_calls(said) if _LIST.match(said) else ()
 
 
