@@ -159,22 +159,15 @@ def _rounded(value: Number) -> Decimal:
     return value if isinstance(value, Decimal) else Decimal(value.numerator) / Decimal(value.denominator)
 
 
-def _exact_or_rounded(operation: Callable[[Any, Any], Any]) -> Callable[[Number, Number], Number]:
+def _exactly(operation: Callable[[Any, Any], Any]) -> Callable[[Number, Number], Number]:
+    """The operation on fractions, so that ``%`` has the sign that it has in Python; rounded where an operand was."""
+
     def apply(a: Number, b: Number) -> Number:
-        exact = isinstance(a, Fraction) and isinstance(b, Fraction)
-        return operation(a, b) if exact else operation(_rounded(a), _rounded(b))  # type: ignore[no-any-return]
+        found = operation(Fraction(a), Fraction(b))
+        exact = isinstance(found, int) or (isinstance(a, Fraction) and isinstance(b, Fraction))
+        return Fraction(found) if exact else _rounded(found)
 
     return apply
-
-
-def _floored(a: Number, b: Number) -> Fraction:
-    return Fraction(Fraction(a) // Fraction(b))
-
-
-def _modulo(a: Number, b: Number) -> Number:
-    """The sign is that of ``b``, as in Python; a Decimal's own operator takes that of ``a``."""
-    rest = Fraction(a) % Fraction(b)
-    return rest if isinstance(a, Fraction) and isinstance(b, Fraction) else _rounded(rest)
 
 
 def _power(a: Number, b: Number) -> Number:
@@ -277,20 +270,13 @@ def _counted(function: Callable[[int, int], int], name: str) -> Callable[[Number
     return apply
 
 
-def _lcm(*numbers: Number) -> Number:
-    found = Fraction(1)
-    for number in numbers:
-        _bounded(found := Fraction(math.lcm(int(found), _whole(number, "lcm"))))
-    return found
-
-
 _OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
-    ast.Add: _exact_or_rounded(operator.add),
-    ast.Sub: _exact_or_rounded(operator.sub),
-    ast.Mult: _exact_or_rounded(operator.mul),
-    ast.Div: _exact_or_rounded(operator.truediv),
-    ast.FloorDiv: _floored,
-    ast.Mod: _modulo,
+    ast.Add: _exactly(operator.add),
+    ast.Sub: _exactly(operator.sub),
+    ast.Mult: _exactly(operator.mul),
+    ast.Div: _exactly(operator.truediv),
+    ast.FloorDiv: _exactly(operator.floordiv),
+    ast.Mod: _exactly(operator.mod),
     ast.Pow: _power,
 }
 FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
@@ -311,7 +297,7 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
     "min": (1, 100, lambda *a: min(a, key=Fraction)),
     "max": (1, 100, lambda *a: max(a, key=Fraction)),
     "gcd": (1, 100, lambda *a: Fraction(math.gcd(*(_whole(x, "gcd") for x in a)))),
-    "lcm": (1, 100, _lcm),
+    "lcm": (1, 100, lambda *a: Fraction(math.lcm(*(_whole(x, "lcm") for x in a)))),
     "factorial": (1, 1, _factorial),
     "comb": (2, 2, _counted(math.comb, "comb")),
     "perm": (2, 2, _counted(math.perm, "perm")),

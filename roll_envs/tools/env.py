@@ -80,7 +80,9 @@ class ToolEnv(TextEnv):
         self.max_turns = self.env.max_turns + DEFAULT_TOOL_TURNS if max_turns is None else max_turns
         self.action_format = self.env.action_format
         self.splits = self.env.splits  # type: ignore[misc]
-        self.action_space = AnyText((*_examples(self.env), self._example()))
+        given = self.env.action_space
+        call = self._format.render([ToolCall(name=next(iter(self.runner.specs)))])
+        self.action_space = AnyText((*(given.examples if isinstance(given, AnyText) else ("",)), call))
         self.observation_space = AnyText()
         self._shown, self._turns, self._over, self._success = "", 0, True, False
 
@@ -212,10 +214,6 @@ class ToolEnv(TextEnv):
         finally:
             self.env.close()
 
-    def _example(self) -> str:
-        spec = next(iter(self.runner.specs.values()))
-        return self._format.render([ToolCall(name=spec.name)])
-
 
 def _make_runner(tools: Sequence[str | Mapping[str, Any] | Tool], budget: ToolBudget) -> ToolRunner:
     made: list[Tool] = []
@@ -228,10 +226,6 @@ def _make_runner(tools: Sequence[str | Mapping[str, Any] | Tool], budget: ToolBu
             with contextlib.suppress(Exception):
                 each.dispose()
         raise
-
-
-def _examples(env: TextEnv) -> tuple[str, ...]:
-    return env.action_space.examples if isinstance(env.action_space, AnyText) else ("",)
 
 
 def _budget(given: ToolBudget | Mapping[str, Any] | None) -> ToolBudget:

@@ -94,11 +94,11 @@ class WeightedSum(_Composite):
     ) -> None:
         super().__init__(parts=parts)
         given = weights or {}
-        for name in given:
+        for name in (*given, *(required or ())):
             if name not in self.parts:
                 raise UnknownNameError("part", name, self.parts)
         self.weights = {name: float(given.get(name, 1.0)) for name in self.parts}
-        self.required = _chosen(required, self.parts, [n for n, w in self.weights.items() if w > 0])
+        self.required = [n for n, w in self.weights.items() if w > 0] if required is None else required
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         scores, reasons = self._ask(answer, reference, context, _never)
@@ -172,15 +172,6 @@ def _never(verdict: Verdict) -> bool:
 
 def _is_closed(verdict: Verdict) -> bool:
     return isinstance(verdict, Failed) or not verdict.passed
-
-
-def _chosen(given: Sequence[str] | None, known: Mapping[str, Verifier], otherwise: list[str]) -> tuple[str, ...]:
-    if given is None:
-        return tuple(otherwise)
-    for name in given:
-        if name not in known:
-            raise UnknownNameError("part", name, known)
-    return tuple(given)
 
 
 def _failed(reasons: Mapping[str, str]) -> Failed:
