@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import Literal
 
 from roll_envs.recent import Recent
@@ -17,11 +17,12 @@ Shapes = Recent[str, Kind]
 """How the last task of each shape went."""
 
 
+@dataclass(kw_only=True, eq=False)
 class _Ticket:
-    def __init__(self, number: int, shape: str, costly: bool) -> None:
-        self.number, self.shape, self.costly = number, shape, costly
-        self.called = threading.Event()
-        self.refused = False
+    shape: str
+    costly: bool
+    turn: threading.Condition
+    said: Literal["in", "late", "hopeless"] = "late"
 
 
 class Lane:
@@ -32,10 +33,10 @@ class Lane:
     """
 
     def __init__(self, places: int, most: int, shapes: Shapes) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._free, self._most, self._shapes = places, most, shapes
-        self._numbers = itertools.count()
         self._waiting: list[_Ticket] = []
+        """In the order in which they came, so that the first of equal ones is the next."""
         self._at_work: Counter[str] = Counter()
         self.most_waited = 0
         """Tasks that waited at one time, at most."""
@@ -54,7 +55,6 @@ class Lane:
         none to spare for an endless shape.
         """
         started = time.monotonic()
-        ticket = _Ticket(next(self._numbers), shape, costly)
         with self._lock:
             if self._free:
                 self._free -= 1
@@ -64,55 +64,49 @@ class Lane:
                 return "hopeless"
             if len(self._waiting) >= self._most:
                 return "full"
+            turn = threading.Condition(self._lock)
+            ticket = _Ticket(shape=shape, costly=costly, turn=turn)
             self._waiting.append(ticket)
             self.most_waited = max(self.most_waited, len(self._waiting))
-        try:
-            ticket.called.wait(timeout_s)
-        except BaseException:
-            if not self._withdrawn(ticket) and not ticket.refused:
-                self.leave(shape)
-            raise
-        if self._withdrawn(ticket):
-            return "late"
-        if ticket.refused:
-            return "hopeless"
-        self.longest_s = max(self.longest_s, time.monotonic() - started)
-        return "in"
-
-    def _withdrawn(self, ticket: _Ticket) -> bool:
-        """Withdraw a ticket that was not called."""
-        with self._lock:
-            if ticket.called.is_set():
-                return False
-            self._waiting.remove(ticket)
-            return True
+            try:
+                turn.wait_for(lambda: ticket.said != "late", timeout_s)
+            except BaseException:
+                if ticket.said == "in":
+                    self.leave(shape)
+                raise
+            finally:
+                if ticket.said == "late":
+                    self._waiting.remove(ticket)
+            if ticket.said == "in":
+                self.longest_s = max(self.longest_s, time.monotonic() - started)
+            return ticket.said
 
     def leave(self, shape: str) -> None:
         """Give the place to the next."""
         with self._lock:
-            self._at_work[shape] -= 1
-            if self._at_work[shape] <= 0:
-                del self._at_work[shape]
+            self._at_work -= Counter([shape])
             following = min(self._waiting, key=self._rank, default=None)
             if following is None:
                 self._free += 1
                 return
-            self._waiting.remove(following)
             self._at_work[following.shape] += 1
-            following.called.set()
+            self._call(following, "in")
 
     def refuse(self, shape: str) -> None:
         """Send away all that wait with an endless shape."""
         with self._lock:
             for ticket in [each for each in self._waiting if each.shape == shape]:
-                self._waiting.remove(ticket)
-                ticket.refused = True
-                ticket.called.set()
+                self._call(ticket, "hopeless")
 
-    def _rank(self, ticket: _Ticket) -> tuple[int, int]:
+    def _call(self, ticket: _Ticket, said: Literal["in", "hopeless"]) -> None:
+        self._waiting.remove(ticket)
+        ticket.said = said
+        ticket.turn.notify()
+
+    def _rank(self, ticket: _Ticket) -> int:
         kind = self._shapes.get(ticket.shape)
         if kind == "quick":
-            return 0, ticket.number
+            return 0
         if kind is not None or ticket.costly:
-            return 3, ticket.number
-        return 2 if ticket.shape and ticket.shape in self._at_work else 1, ticket.number
+            return 3
+        return 2 if ticket.shape and ticket.shape in self._at_work else 1

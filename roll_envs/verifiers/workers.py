@@ -100,10 +100,6 @@ TEXT_TASKS = PoolSettings(module="roll_envs.verifiers.text_tasks", memory_mb=512
 """Apart from the workers of ``math``, which need much more memory and import SymPy."""
 
 
-class _WorkerDied(Exception):
-    """The worker process has ended or its connection is closed."""
-
-
 class _Worker:
     """One process, and the parent's end of its connection."""
 
@@ -111,22 +107,16 @@ class _Worker:
         self.pid, self.connection, self.used = pid, connection, 0
 
     def send(self, task: str, arguments: list[Any], deadline_s: float) -> None:
-        """Give it a task. Raises :class:`_WorkerDied`."""
+        """Give it a task. Raises OSError where it has ended."""
         self.used += 1
         body = json.dumps({"task": task, "arguments": arguments, "deadline_s": deadline_s})
-        try:
-            self.connection.send_bytes(body.encode())
-        except (OSError, ValueError) as error:
-            raise _WorkerDied from error
+        self.connection.send_bytes(body.encode())
 
     def receive(self, until: float) -> dict[str, Any] | None:
-        """The reply, or ``None`` at ``until``; may be called again. Raises :class:`_WorkerDied`."""
-        try:
-            if not self.connection.poll(max(0.0, until - time.monotonic())):
-                return None
-            reply: dict[str, Any] = json.loads(self.connection.recv_bytes())
-        except (OSError, EOFError) as error:
-            raise _WorkerDied from error
+        """The reply, or ``None`` at ``until``; may be called again. Raises OSError or EOFError where it has ended."""
+        if not self.connection.poll(max(0.0, until - time.monotonic())):
+            return None
+        reply: dict[str, Any] = json.loads(self.connection.recv_bytes())
         return reply
 
     def cpu_s(self) -> float:
@@ -342,7 +332,7 @@ class WorkerPool:
                 while reply is None and used < pass_s and time.monotonic() < until and not self._closed:
                     reply = worker.receive(time.monotonic() + max(0.01, pass_s - used))
                     used = worker.cpu_s() - before
-            except _WorkerDied:
+            except (OSError, EOFError):
                 died = True
                 used = worker.cpu_s() - before
             finally:
