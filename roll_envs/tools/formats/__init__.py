@@ -67,14 +67,6 @@ def _argument(form: Form, key: str, value: object) -> str:
     return Template(form.argument).substitute(key=key, value=text)
 
 
-def _plain_list(specs: Sequence[ToolSpec]) -> str:
-    return "\n".join(f"- {s.name}: {s.description} Arguments: {describe_parameters(s.parameters)}." for s in specs)
-
-
-def _in_one_line(specs: Sequence[ToolSpec]) -> str:
-    return tool_list(specs).replace("\n", ", ")
-
-
 _READERS: dict[str, Reader] = {
     "llama3": read_calls.llama_calls,
     "llama3-function": read_calls.llama_calls,
@@ -84,7 +76,12 @@ _READERS: dict[str, Reader] = {
     "fenced": read_calls.fenced_calls,
 }
 """Of the formats that marks alone do not tell."""
-_LISTS = {"mistral": _in_one_line, "fenced": _plain_list}
+_LISTS: dict[str, Callable[[Sequence[ToolSpec]], str]] = {
+    "mistral": lambda specs: tool_list(specs).replace("\n", ", "),
+    "fenced": lambda specs: "\n".join(
+        f"- {s.name}: {s.description} Arguments: {describe_parameters(s.parameters)}." for s in specs
+    ),
+}
 
 
 def _format(name: str, form: Form) -> ToolFormat:

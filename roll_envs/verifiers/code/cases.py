@@ -37,10 +37,9 @@ class Call:
     function: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    expected: Any
+    expected: list[Any]
+    """Values that are right: besides a list of one its item, as in APPS and TACO, and besides a text the JSON in it."""
     from_json: bool
-    also: tuple[Any, ...] = ()
-    """Values that are as right: of a list of one its item, as in APPS and TACO, and of a text the JSON that it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,7 +218,7 @@ def _call(item: Any, from_json: bool) -> Call:
     if not isinstance(args, Sequence) or isinstance(args, str | bytes) or not isinstance(kwargs, Mapping):
         raise Unusable(f"'args' must be a list and 'kwargs' a mapping: {str(item)[:100]!r}")
     return Call(
-        function=item["function"], args=tuple(args), kwargs=kwargs, expected=item["expected"], from_json=from_json
+        function=item["function"], args=tuple(args), kwargs=kwargs, expected=[item["expected"]], from_json=from_json
     )
 
 
@@ -231,17 +230,17 @@ def _run(item: Any) -> Run:
 
 def _function_case(name: str, given: Any, wanted: Any) -> Call:
     """Arguments are a list, or JSON texts one a line; beside a list a text may be the result or its JSON."""
-    also: tuple[Any, ...] = ()
+    expected = [wanted]
     if isinstance(wanted, list) and len(wanted) == 1:
-        also = (wanted[0],)
+        expected.append(wanted[0])
     elif isinstance(wanted, str) and isinstance(given, str):
-        wanted = _parsed(wanted)
+        expected = [_parsed(wanted)]
     elif isinstance(wanted, str):
-        also = (_parsed(wanted),)
+        expected.append(_parsed(wanted))
     if isinstance(given, str):
         given = [_parsed(line) for line in given.splitlines() if line.strip()]
     args = tuple(given) if isinstance(given, Sequence) else (given,)
-    return Call(function=name, args=args, kwargs={}, expected=wanted, from_json=True, also=also)
+    return Call(function=name, args=args, kwargs={}, expected=expected, from_json=True)
 
 
 def _parsed(text: str) -> Any:

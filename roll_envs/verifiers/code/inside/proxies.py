@@ -36,8 +36,8 @@ class Unusable(BaseException):
 class Link:
     """The conversation with the answer's jail, by way of the judge, which sees only opaque lines."""
 
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
         self.asked = 0
         self.inside = 0
         self.untouched = True
@@ -67,8 +67,8 @@ class Link:
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         if self._over:  # each exchange would take time that is over
             raise Fault("skipped", "the time for all tests was over")
-        self._channel.put({"ask": message})
-        return self._read(self._channel.get())
+        self._connection.send_bytes(f"ask {json.dumps(message)}".encode())
+        return self._read(self._connection.recv_bytes().decode())
 
     def _read(self, message: str) -> dict[str, Any]:
         """The reply in a message of the judge, whose first line is what it says of the call itself."""

@@ -14,9 +14,9 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import types
+from multiprocessing.connection import Pipe
 from typing import Any
 
 from roll_envs.verifiers.code.inside.compare import expected, plain_value, readings, shown
@@ -39,7 +39,7 @@ class Template:
         self._mark, self._child = mark, 0
         self._channel: Any = None
         self._recorded: tuple[dict[str, Any], list[str]] | None = None
-        self._say(identity, "ready\n")
+        self._say(identity, "ready ")
 
     def start(self, identity: str, plan: dict[str, Any], *, live: bool = False, **how: Any) -> None:
         """Run the tests of a plan, in place of those before; ``how``: see :func:`_link`. ``live``: call by call."""
@@ -47,9 +47,9 @@ class Template:
         requests = [] if live or how else _requests(plan)
         if requests:
             self._recorded = plan, requests
-            self._say(identity, "batch " + SEPARATOR.join(requests) + "\n")
+            self._say(identity, "batch " + SEPARATOR.join(requests))
             return
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         self._child = os.fork()
         if not self._child:
             try:
@@ -58,36 +58,28 @@ class Template:
                 nothing = os.open("/dev/null", os.O_RDWR)
                 for fd in (1, 2):
                     os.dup2(nothing, fd)
-                channel = _Channel(theirs.makefile("rwb"))
-                channel.put({"done": Tests(plan, _link(channel, **how)).found()})
+                found = Tests(plan, _link(theirs, **how)).found()
+                theirs.send_bytes(f"done {json.dumps(found)}".encode())
             finally:
                 os._exit(0)
         theirs.close()
-        self._channel = ours.makefile("rwb")
-        self._forward(identity)
+        self._channel = ours
+        self._say(identity, ours.recv_bytes().decode())
 
     def finish(self, identity: str, replies: list[str]) -> None:
         """Print the results of the recorded tests by the replies to their requests, or that they must be run live."""
         assert self._recorded is not None
         plan, requests = self._recorded
         found = _found(plan, Replay(requests, replies))
-        self._say(identity, f"done {json.dumps(found)}\n" if found else "again \n")
+        self._say(identity, f"done {json.dumps(found)}" if found else "again ")
 
     def step(self, identity: str, message: str) -> None:
         """Hand over a reply, and print what is asked next, or the results."""
-        data = message.encode("utf-8", "replace")
-        self._channel.write(len(data).to_bytes(8, "little") + data)
-        self._channel.flush()
-        self._forward(identity)
-
-    def _forward(self, identity: str) -> None:
-        line = self._channel.readline()
-        if not line.endswith(b"\n"):
-            raise RuntimeError("the tests have ended their process")
-        self._say(identity, line.decode())
+        self._channel.send_bytes(message.encode("utf-8", "replace"))
+        self._say(identity, self._channel.recv_bytes().decode())
 
     def _say(self, identity: str, line: str) -> None:
-        data = f"\n{self._mark}{identity}{line}".encode()
+        data = f"\n{self._mark}{identity}{line}\n".encode()
         while data:
             data = data[os.write(1, data) :]
 
@@ -124,23 +116,6 @@ def _link(channel: Any, *, control: bool = False, answer: str | None = None) -> 
     """The answer's jail; or with ``control`` an answer that allows everything; or its source, to run beside the
     tests."""
     return Control() if control else Link(channel) if answer is None else Beside(answer)
-
-
-class _Channel:
-    """The child's side: one line out, one message in."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def put(self, said: dict[str, Any]) -> None:
-        kind = next(iter(said))
-        self._file.write(f"{kind} {json.dumps(said[kind])}\n".encode())
-        self._file.flush()
-
-    def get(self) -> str:
-        size = int.from_bytes(self._file.read(8), "little")
-        text: str = self._file.read(size).decode()
-        return text
 
 
 class Tests:
