@@ -69,7 +69,8 @@ class ToolEnv(TextEnv):
         self.call_cost = float(call_cost)
         self.format_name, self._format = format, find_tool_format(format)
         # Checked before anything is made that would have to be closed again.
-        made = _budget(budget)
+        plain = asdict(budget) if isinstance(budget, ToolBudget) else budget or {}
+        made = ToolBudget(**checked_arguments("budget", ToolBudget, plain))
         if max_turns is not None:
             check_whole("max_turns", max_turns)
         wrapped = registry.make(env, **dict(env_kwargs or {})) if isinstance(env, str) else env
@@ -228,11 +229,6 @@ def _make_runner(tools: Sequence[str | Mapping[str, Any] | Tool], budget: ToolBu
         raise
 
 
-def _budget(given: ToolBudget | Mapping[str, Any] | None) -> ToolBudget:
-    plain = asdict(given) if isinstance(given, ToolBudget) else given or {}
-    return ToolBudget(**checked_arguments("budget", ToolBudget, plain))
-
-
 def _record(plain: Mapping[str, Any]) -> CallRecord:
     given = plain["call"]
     call = BadCall(reason=given["reason"]) if "reason" in given else ToolCall(**given)
@@ -246,13 +242,9 @@ def _fixed_parts_of_calls(form: ToolFormat, specs: Mapping[str, ToolSpec]) -> tu
     """
     words: list[str] = []
     for spec in specs.values():
-        call = ToolCall(name=spec.name, arguments=_open_arguments(spec))
+        required, properties = (spec.parameters.get(key, {}) for key in ("required", "properties"))
+        texts = [name for name, part in properties.items() if part.get("type") == "string" and name in required]
+        call = ToolCall(name=spec.name, arguments=dict.fromkeys(texts, _SLOT))
         words += form.render([call]).split(_SLOT)
         words += form.show([(call, ToolResult(text=_SLOT))]).split(_SLOT)
     return tuple(dict.fromkeys(word for word in words if len(word) > 1))
-
-
-def _open_arguments(spec: ToolSpec) -> dict[str, Any]:
-    required = spec.parameters.get("required", [])
-    kinds = {name: part.get("type") for name, part in spec.parameters.get("properties", {}).items()}
-    return {name: _SLOT for name, kind in kinds.items() if kind == "string" and name in required}

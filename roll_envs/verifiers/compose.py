@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import FiniteFloat
 
@@ -56,7 +56,7 @@ class _Composite:
             close_verifier(part)
 
     def _ask(
-        self, answer: str, reference: Any, context: Mapping[str, Any] | None, ends: Callable[[Verdict], bool]
+        self, answer: str, reference: Any, context: Any, ends: Callable[[Verdict], bool] = lambda verdict: False
     ) -> tuple[dict[str, Score], dict[str, str]]:
         """Judge the parts in order, up to one whose verdict ``ends`` it; scores by name, and reasons of failures."""
         scores, reasons = {}, {}
@@ -101,7 +101,7 @@ class WeightedSum(_Composite):
         self.required = [n for n, w in self.weights.items() if w > 0] if required is None else required
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores, reasons = self._ask(answer, reference, context, _never)
+        scores, reasons = self._ask(answer, reference, context)
         needed = {name: why for name, why in reasons.items() if self.weights[name] != 0 or name in self.required}
         if needed:
             return _failed(needed)
@@ -113,7 +113,7 @@ class AllOf(_Composite):
     """``value``: the lowest of the parts; ``passed``: all passed. Every part is needed."""
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores, reasons = self._ask(answer, reference, context, _never)
+        scores, reasons = self._ask(answer, reference, context)
         if reasons:
             return _failed(reasons)
         return _score(min(s.value for s in scores.values()), all(s.passed for s in scores.values()), scores)
@@ -139,7 +139,7 @@ class AnyOf(_Composite):
         return _score(max(s.value for s in scores.values()), any(s.passed for s in scores.values()), scores, reasons)
 
     def _settles(self, verdict: Verdict) -> bool:
-        return isinstance(verdict, Score) and verdict.passed and verdict.value >= self.enough
+        return _passed(verdict) and verdict.value >= self.enough
 
 
 class Gate(_Composite):
@@ -156,7 +156,7 @@ class Gate(_Composite):
         self.parts[_THEN], self.closed = _make_part(then), closed
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores, reasons = self._ask(answer, reference, context, _is_closed)
+        scores, reasons = self._ask(answer, reference, context, lambda verdict: not _passed(verdict))
         if reasons:
             return _failed(reasons)
         last = scores.get(_THEN)
@@ -166,12 +166,8 @@ class Gate(_Composite):
 _THEN = "answer"
 
 
-def _never(verdict: Verdict) -> bool:
-    return False
-
-
-def _is_closed(verdict: Verdict) -> bool:
-    return isinstance(verdict, Failed) or not verdict.passed
+def _passed(verdict: Verdict) -> TypeGuard[Score]:
+    return isinstance(verdict, Score) and verdict.passed
 
 
 def _failed(reasons: Mapping[str, str]) -> Failed:

@@ -27,7 +27,7 @@ from roll_envs.errors import ConfigError
 from roll_envs.recent import Recent
 from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
-from roll_envs.verifiers.judge_llm_client import ChatClient, ChatReply, Endpoint, NoReplyError
+from roll_envs.verifiers.judge_llm_client import ChatClient, Endpoint, NoReplyError
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -173,7 +173,10 @@ class LlmJudge(Endpoint):
         for ask in range(self.asks):
             messages = forms.messages_for(self.form, texts, forms.draw_mark(texts), self.guidance, again=ask > 0)
             reply = await self._client.ask(messages, self.form.schema, deadline_s=left_s, longer=longer)
-            self._count(cost, reply)
+            spent = (reply.answer.prompt_tokens, reply.answer.completion_tokens, reply.tries)
+            for name, number in zip(_FREE, spent, strict=True):  # only the thread of the requests does this
+                cost[name] += number
+                self.usage[name] += number
             reading = None if reply.cut else forms.read_reply(self.form, reply.answer.text)
             if reading is not None:
                 await asyncio.to_thread(self._cache.put, key, reply.answer.text)
@@ -185,12 +188,6 @@ class LlmJudge(Endpoint):
             if left_s <= 0:
                 break
         raise NoReplyError(why)
-
-    def _count(self, cost: dict[str, float], reply: ChatReply) -> None:
-        spent = (reply.answer.prompt_tokens, reply.answer.completion_tokens, reply.tries)
-        for name, number in zip(_FREE, spent, strict=True):  # only the thread of the requests does this
-            cost[name] += number
-            self.usage[name] += number
 
     def _score(self, told: list[_JudgeResult]) -> Score:
         parts = {name: sum(one.cost[name] for one in told) for name in _FREE}

@@ -169,7 +169,11 @@ class _Template:
 
     def fork(self) -> _Worker:
         """A new worker. Raises OSError or :class:`RollError`."""
-        ours, theirs = _limited_pair()
+        end, theirs = socket.socketpair()
+        # On our end a process that is stopped holds nobody up for ever, nor does a message half sent.
+        for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", _STUCK_S, 0))
+        ours = Connection(end.detach())
         try:
             with theirs, self._lock:
                 self.control.send_bytes(b"0")
@@ -198,14 +202,6 @@ class _Template:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def _limited_pair() -> tuple[Connection, socket.socket]:
-    """Two ends of a connection; on ours a process that is stopped holds nobody up for ever, nor a message half sent."""
-    ours, theirs = socket.socketpair()
-    for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-        ours.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", _STUCK_S, 0))
-    return Connection(ours.detach()), theirs
 
 
 class WorkerPool:

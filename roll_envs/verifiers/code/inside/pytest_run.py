@@ -21,7 +21,8 @@ def run_tests(module: types.ModuleType, outcome: Outcome) -> None:
     functions = {n: value for n, value in values.items() if n.startswith("test") and inspect.isfunction(value)}
     classes = [n for n, value in values.items() if n.startswith("Test") and isinstance(value, type)]
     marked = any(getattr(f, "pytestmark", None) or inspect.signature(f).parameters for f in functions.values())
-    if marked or any(not _is_case(values[name]) for name in classes) or _has_fixtures(module):
+    fixtures = any(type(value).__module__.startswith("_pytest") for value in values.values())
+    if marked or fixtures or any(not _is_case(values[name]) for name in classes):
         _by_pytest(module, outcome)
         return
     for name, function in functions.items():
@@ -42,10 +43,6 @@ def run_tests(module: types.ModuleType, outcome: Outcome) -> None:
 
 def _is_case(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, unittest.TestCase) and value.__module__ == "tests"
-
-
-def _has_fixtures(module: types.ModuleType) -> bool:
-    return any(type(value).__module__.startswith("_pytest") for value in vars(module).values())
 
 
 class _Result(unittest.TestResult):
