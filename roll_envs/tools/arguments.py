@@ -33,6 +33,7 @@ _MISTAKES = {
     "maxItems": "must have {rule} or fewer items, not {size}",
 }
 """What is said of a value that breaks a rule of a schema, by the rule's name."""
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
 def check_schema(schema: Any, where: str) -> None:
@@ -130,8 +131,9 @@ def _explained(error: jsonschema.ValidationError, schema: Mapping[str, Any]) -> 
     if error.validator in _MISTAKES:
         rules = rule if isinstance(rule, list) else [rule]
         said = _MISTAKES[error.validator].format(
-            value=_short(value), kind=_type_of(value), size=len(value) if isinstance(value, str | list) else 0,
-            rule=rule, allowed=_short(rule), kinds=" or ".join(map(str, rules)), choices=", ".join(map(_short, rules)),
+            value=_short(value), kind=_TYPES.get(type(value), "null"), rule=rule, allowed=_short(rule),
+            size=len(value) if isinstance(value, str | list) else 0,
+            kinds=" or ".join(map(str, rules)), choices=", ".join(map(_short, rules)),
         )  # fmt: skip
         return f"{where} {said}"
     return f"{where} does not fit: {error.message[:_MOST_SAID]}"
@@ -168,11 +170,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _type_of(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    return names.get(type(value), "null")
 
 
 def _short(value: Any) -> str:

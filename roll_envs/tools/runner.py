@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
@@ -44,21 +45,15 @@ class ToolRunner:
 
     def close(self) -> None:
         """End the episode; tools free what they hold, also when one of them raises."""
-        self._each(lambda tool: tool.close())
+        with contextlib.ExitStack() as each:
+            for tool in self.tools.values():
+                each.callback(tool.close)
 
     def dispose(self) -> None:
         """Dispose of all tools, also when one of them raises."""
-        self._each(lambda tool: tool.dispose())
-
-    def _each(self, act: Callable[[Tool], None]) -> None:
-        errors = []
-        for tool in self.tools.values():
-            try:
-                act(tool)
-            except Exception as error:  # a tool of another package may raise anything
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        with contextlib.ExitStack() as each:
+            for tool in self.tools.values():
+                each.callback(tool.dispose)
 
     @property
     def seconds(self) -> float:

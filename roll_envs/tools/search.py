@@ -126,7 +126,8 @@ def load_index(corpus: str | os.PathLike[str], index: str | os.PathLike[str] | N
 def _load(path: Path, saved: Path, version: tuple[int, int]) -> SearchIndex:
     """``version``: a corpus that was changed is another one."""
     # The whole file is read: with a changed corpus the saved places of documents would be wrong.
-    digest = _digest(path)
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
     arrays = _read(saved, digest)
     if arrays is None:
         arrays = build_arrays(path)
@@ -182,11 +183,6 @@ def _document(line: bytes, number: int, path: Path) -> Document:
     if not isinstance(title, str):
         raise ConfigError(f"{path.name}, document {number + 1}: 'title' must be a text, not {title!r}")
     return Document(id=str(row.get("id", number + 1)), title=title, text=row["text"])
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 
 def _read(saved: Path, digest: str) -> dict[str, npt.NDArray[Any]] | None:

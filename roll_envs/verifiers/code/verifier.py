@@ -205,7 +205,7 @@ class CodeVerifier:
         try:
             found = testing.run(source, orders)
             if found["refused"] and self.tests_inside:
-                found, beside = testing.beside(source, orders), True
+                found, beside = testing.again(orders, beside=True), True
         except JailEnded as ended:
             if not testing.asked:
                 raise Unusable(f"the tests end their own jail ({ended.status}: {ended})") from None
@@ -233,7 +233,7 @@ class CodeVerifier:
     def _own_faults(self, testing: Testing, orders: dict[str, Any], doubts: list[str] | None) -> list[str]:
         """Which of the errors come also with an answer whose values allow everything; ``None``: the end of the jail."""
         try:
-            found = testing.control(orders)
+            found = testing.again(orders)
         except JailEnded as ended:
             return [str(ended)] if doubts is None else []
         return [doubt for doubt in doubts or () if doubt in found["doubts"]]
@@ -278,16 +278,23 @@ def _orders(plan: Plan, tolerance: float) -> dict[str, Any]:
     """What the jail of the tests is told. Raises :class:`Unusable`."""
     if plan.asserts and not any(re.search(r"\b(assert|raises|def test)", text) for text in plan.asserts):
         raise Unusable("the tests check nothing")
-    calls = [
-        {
-            "function": call.function,
-            "args": _encoded(list(call.args)),
-            "kwargs": _encoded(dict(call.kwargs)),
-            "expected": [_encoded(value) for value in call.expected],
-            "loose": call.from_json,
-        }
-        for call in plan.calls
-    ]
+
+    def refuse(value: Any) -> Any:
+        raise Unusable(f"a {type(value).__name__} cannot be sent into the sandbox")
+
+    try:
+        calls = [
+            {
+                "function": call.function,
+                "args": encode(list(call.args), refuse),
+                "kwargs": encode(dict(call.kwargs), refuse),
+                "expected": [encode(value, refuse) for value in call.expected],
+                "loose": call.from_json,
+            }
+            for call in plan.calls
+        ]
+    except ValueError as error:
+        raise Unusable(str(error)) from None
     return {
         "asserts": plan.asserts,
         "calls": calls,
@@ -295,16 +302,6 @@ def _orders(plan: Plan, tolerance: float) -> dict[str, Any]:
         "helpers": plan.helpers,
         "tolerance": tolerance,
     }
-
-
-def _encoded(value: Any) -> list[Any]:
-    def refuse(value: Any) -> Any:
-        raise Unusable(f"a {type(value).__name__} cannot be sent into the sandbox")
-
-    try:
-        return encode(value, refuse)
-    except ValueError as error:
-        raise Unusable(str(error)) from None
 
 
 _sandboxes: dict[str, Sandbox] = {}
