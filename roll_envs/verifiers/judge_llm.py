@@ -248,9 +248,17 @@ class ReplyCache:
     def put(self, key: str, reply: str) -> None:
         """Keep a reply. Where the disk is full or read-only it is kept in memory only."""
         self._known.keep(key, reply)
-        if self.folder is not None:
-            with contextlib.suppress(OSError):
-                _write(self._path(key), json.dumps({"key": key, "reply": reply}))
+        if self.folder is None:
+            return
+        path = self._path(key)
+        part = path.with_name(f".new-{secrets.token_hex(8)}")
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                part.write_text(json.dumps({"key": key, "reply": reply}), encoding="utf-8")
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         assert self.folder is not None
@@ -266,13 +274,3 @@ class ReplyCache:
             return None
         usable = isinstance(found, dict) and found.get("key") == key and isinstance(found.get("reply"), str)
         return str(found["reply"]) if usable else None
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".new-{secrets.token_hex(8)}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ Every function here takes time linear in what it reads, and none raises for any 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -127,12 +128,10 @@ def calls_of_list(value: Any, form: str) -> tuple[Call, ...]:
 
 def limited(calls: Iterable[Call]) -> tuple[Call, ...]:
     """The first :data:`MAX_CALLS` calls; one :class:`BadCall` stands for all others."""
-    kept: list[Call] = []
-    for call in calls:
-        if len(kept) == MAX_CALLS:
-            return (*kept, BadCall(reason=f"only the first {MAX_CALLS} calls of an answer are read"))
-        kept.append(call)
-    return tuple(kept)
+    kept = tuple(itertools.islice(calls, MAX_CALLS + 1))
+    if len(kept) <= MAX_CALLS:
+        return kept
+    return (*kept[:MAX_CALLS], BadCall(reason=f"only the first {MAX_CALLS} calls of an answer are read"))
 
 
 def has_the_keys_of_a_call(value: Any) -> bool:

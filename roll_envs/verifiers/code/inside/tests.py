@@ -169,7 +169,11 @@ class Tests:
         self.checks.append(entry)
         self.link.time_s = self.link.memory_mb = self.link.inside = 0
 
-    def _failed(self, name: str, error: BaseException) -> None:
+    def outcome(self, name: str, error: BaseException | None) -> None:
+        """A check, a test function or a method has ended, by ``error`` if one is given."""
+        if error is None:
+            self._note(name, "ok")
+            return
         if isinstance(error, (Unusable, OwnFault, Diverged)):
             raise error
         if isinstance(error, Fault):
@@ -271,13 +275,6 @@ class Tests:
 
         return guarded
 
-    def outcome(self, name: str, error: BaseException | None) -> None:
-        """A test function or method has ended, by ``error`` if one is given."""
-        if error is None:
-            self._note(name, "ok")
-        else:
-            self._failed(name, error)
-
     # Called by the instrumented code. ``hard`` counts asserts in functions and blocks of the tests.
 
     def at(self) -> None:
@@ -295,9 +292,7 @@ class Tests:
             self._note(name, "ok")
 
     def bad(self, name: str) -> None:
-        error = sys.exc_info()[1]
-        assert error is not None
-        self._failed(name, error)
+        self.outcome(name, sys.exc_info()[1])
 
 
 def _close_as_tests_mean() -> None:
