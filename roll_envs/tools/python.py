@@ -68,7 +68,10 @@ class PythonTool(Tool):
         limits = Limits(wall_s=deadline_s, memory_mb=self._memory_mb)
         if self._session is None:
             # Left to the first call: an episode that runs no code needs no session.
-            self._session = self._opened().session(language="python", limits=limits)
+            if self._sandbox is None:
+                assert isinstance(self._backend, str)
+                self._sandbox = make_sandbox(self._backend, **self._backend_kwargs)
+            self._session = self._sandbox.session(language="python", limits=limits)
         return _shown(explained(self._session.run(code, limits=limits)), limits)
 
     def close(self) -> None:
@@ -81,12 +84,6 @@ class PythonTool(Tool):
         if self._sandbox is not None and not isinstance(self._backend, Sandbox):
             sandbox, self._sandbox = self._sandbox, None
             sandbox.close()
-
-    def _opened(self) -> Sandbox:
-        if self._sandbox is None:
-            assert isinstance(self._backend, str)
-            self._sandbox = make_sandbox(self._backend, **self._backend_kwargs)
-        return self._sandbox
 
 
 def _shown(result: RunResult, limits: Limits) -> ToolResult:

@@ -56,7 +56,7 @@ class _Composite:
             close_verifier(part)
 
     def _ask(
-        self, answer: str, reference: Any, context: Any, ends: Callable[[Verdict], bool] = lambda verdict: False
+        self, answer: str, reference: Any, context: Mapping[str, Any] | None, ends: Callable[[Verdict], bool]
     ) -> tuple[dict[str, Score], dict[str, str]]:
         """Judge the parts in order, up to one whose verdict ``ends`` it; scores by name, and reasons of failures."""
         scores, reasons = {}, {}
@@ -101,7 +101,7 @@ class WeightedSum(_Composite):
         self.required = [n for n, w in self.weights.items() if w > 0] if required is None else required
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores, reasons = self._ask(answer, reference, context)
+        scores, reasons = self._ask(answer, reference, context, lambda verdict: False)
         needed = {name: why for name, why in reasons.items() if self.weights[name] != 0 or name in self.required}
         if needed:
             return _failed(needed)
@@ -113,7 +113,7 @@ class AllOf(_Composite):
     """``value``: the lowest of the parts; ``passed``: all passed. Every part is needed."""
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores, reasons = self._ask(answer, reference, context)
+        scores, reasons = self._ask(answer, reference, context, lambda verdict: False)
         if reasons:
             return _failed(reasons)
         return _score(min(s.value for s in scores.values()), all(s.passed for s in scores.values()), scores)
