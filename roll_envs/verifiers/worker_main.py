@@ -45,7 +45,9 @@ def main(settings_text: str) -> None:
     # -I has left out the paths of the environment; these are the parent's.
     sys.path[:] = settings["path"]
     for name, folder in settings["packages"].items():
-        _add_bare_package(name, folder)
+        # Registered without running its __init__, which imports much more than the tasks need.
+        package = sys.modules[name] = ModuleType(name)
+        package.__path__ = [folder]
     module = importlib.import_module(settings["module"])
     prepare = getattr(module, "prepare", None)
     if prepare is not None:
@@ -122,13 +124,6 @@ def _answer(task: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
     # Libraries raise anything for strange input; it is reported as an error of the input.
     except BaseException as error:
         return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
-
-
-def _add_bare_package(name: str, folder: str) -> None:
-    """Register a package without running its ``__init__``, which imports much more than the tasks need."""
-    package = ModuleType(name)
-    package.__path__ = [folder]
-    sys.modules[name] = package
 
 
 def _confine(memory_mb: int) -> None:
