@@ -110,7 +110,7 @@ _NAMES = {
     "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
 }  # fmt: skip
 _PARTS = {"half": 2, "quarter": 4, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
-_SPELLED = re.compile(  # "one" is often no number
+SPELLED = re.compile(  # "one" is often no number
     rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?(?:(?:({'|'.join([*_NAMES][20:])})[ -])?"
     rf"({'|'.join(_NAMES)})(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)"
     r"|an?(?= (?:dozen|hundred|thousand|.illion)))",
@@ -120,7 +120,7 @@ _SPELLED = re.compile(  # "one" is often no number
 
 def in_digits(text: str) -> str:
     """A text with its spelled numbers below a hundred in digits: ``in_digits("Twenty-one")`` is ``"21"``."""
-    return _SPELLED.sub(_digits, text)
+    return SPELLED.sub(_digits, text)
 
 
 def _digits(spelled: re.Match[str]) -> str:

@@ -116,7 +116,8 @@ def tidy(text: str) -> str:
         text = re.sub(pattern, written, text)
     # A full stop at the end closes the sentence; one at the beginning belongs to a number (.5).
     text = text.rstrip(_EDGE + ".").lstrip(_EDGE)
-    number = in_digits(re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text))
+    number = re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text)
+    number = in_digits(re.sub(r"(?i)^(?:an? )?(?=(?:half|third|quarter)$)", "one ", number))
     text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?: (?:hundred|thousand|[mb]illion))?", number) else text
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
 
