@@ -111,7 +111,8 @@ _NAMES = {
 }  # fmt: skip
 _PARTS = {"half": 2, "quarter": 4, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 SPELLED = re.compile(  # "one" is often no number
-    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?(?:(?:({'|'.join([*_NAMES][20:])})[ -])?"
+    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?(?:"
+    rf"(?:({'|'.join([*_NAMES][1:10])}) hundred (?:and )?)?(?:({'|'.join([*_NAMES][20:])})[ -])?"
     rf"({'|'.join(_NAMES)})(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)"
     r"|an?(?= (?:dozen|hundred|thousand|.illion)))",
     re.IGNORECASE,
@@ -124,6 +125,6 @@ def in_digits(text: str) -> str:
 
 
 def _digits(spelled: re.Match[str]) -> str:
-    sign, tens, ones, part = ((group or "").casefold() for group in spelled.groups())
-    number = _NAMES.get(tens, 0) + _NAMES.get(ones, 1)
+    sign, hundreds, tens, ones, part = ((group or "").casefold() for group in spelled.groups())
+    number = 100 * _NAMES.get(hundreds, 0) + _NAMES.get(tens, 0) + _NAMES.get(ones, 1)
     return f"{'-' if sign else ''}{number}" + (f"/{_PARTS[part]}" if part else "")

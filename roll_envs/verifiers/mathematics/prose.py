@@ -24,7 +24,7 @@ SPAN = re.compile(  # lengths are limited, so that delimiters without an end tak
 )
 _VALUE = rf"[-$€£(\d]|{SIGN}"
 _BARE = re.compile(r"-?[$€£]?\d[\d.,/]*%?(?: [a-z]{1,2}\b)?")
-_PROSE = re.compile(r"(?:[^\W\d_]{1,20},? ){3}")
+_PROSE = re.compile(r"(?!(?:Then|Now|Next|After|But|Hmm|No|So|Let)\b)(?:[^\W\d_]{1,20},? ){3}")
 # "are left three", "so two apples are left": a spelled number that counts, with no other number behind it.
 _COUNT = re.compile(
     rf"(?:^|\b(?:so|is|are|was|were|be|has|have|exactly|only|leaves|gives|equals|makes)\s){SPELLED.pattern}"
@@ -56,30 +56,30 @@ def stated(text: str, *, first: bool = False) -> str:
 
 # -- clauses -----------------------------------------------------------------------------------------------------------
 
-# "..., which is 4 more than", ", or $5 per person", ", 3 of which": a remark on the value before.
-_RESTATES = (
+RESTATED = re.compile(rf"(?<=[\dπ]|{SIGN})\s\((?:[\d\s.,+=*·×−°%$€£≈-]|{SIGN})+\)(?=[.\s]*$)")
+"""The same value in parentheses behind it."""
+_REMARKS = (
+    r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=|≈))[^()]*\)",
+    # "..., which is 4 more than", ", or $5 per person", ", 3 of which"
     r",\s(?:(?:which|that|this|das)\s(?:is|was|sind)\s|or\s|i\.e\.,?\s|that is,?\s|also\s|soit\s|es decir,?\s)?"
     r"(?:about\s|roughly\s)?(?=[\d$€£])[^\s%]+(?:%\sof|\s(?:[a-z\d]+\s){0,3}?(?:de (?:plus|moins)|after|before|short"
-    r"|shy|(?:more|less|fewer|\w{2,}er|mehr|weniger|más|menos)\s(?:than|after|als|que)|ahead|behind|above|below|off|away"
-    r"|having|per|each|apiece|which|whom|them|to \w+ decimals?|to the nearest))\b[^,;]*"
+    r"|shy|(?:more|less|fewer|\w{2,}er|mehr|weniger|más|menos)\s(?:[A-Za-z\d]+\s){0,3}?(?:than|after|als|que)|ahead|behind"
+    r"|above|below|off|away|having|per|each|apiece|which|whom|them|to \w+ decimals?|to the nearest))\b[^,;]*",
+    r";\s[^;]{0,200}\bwould be\b[^;]*$",
+    r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
+    r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))",
 )
-# Remarks in parentheses and relative clauses.
-RESTATED = re.compile(rf"(?<=[\dπ]|{SIGN})\s\((?:[\d\s.,+=*·×−°%$€£≈-]|{SIGN})+\)(?=[.\s]*$)")
-_BESIDE = re.compile(
-    rf"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{{2,}}|=|≈))[^()]*\)|{RESTATED.pattern}"
-    rf"|{_RESTATES}|;\s[^;]{{0,200}}\bwould be\b[^;]*$|\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+"
-    r"|,?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))"
-)
+_BESIDE = re.compile("|".join((RESTATED.pattern, *_REMARKS)))
 _ABOUT = re.compile(rf",\s(?:or\s|which is\s|i\.e\.\s)?(?:approximately|about|roughly)\s(?=[\d$€£]|{SIGN})")
 # "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer.
 _EXPLAINED = re.compile(
-    rf"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{{0,80}}?(?:\d|{SIGN}|=[^:]{{0,80}})(?:(?:\s[a-z/²³%°]+){{0,3}}(?=:\s)"
-    r"|(?:\s[a-z]+){0,3}(?=\s[-–—]\s[a-z]{2}))"
-    rf"|\d(?:\s[a-z]+){{1,4}}(?=:\s[^=:(\[{{]{{0,80}}?\d[^=:]{{0,80}}?(?:,|\b(?:and|or|y))\s[^=:]{{0,40}}?\d[^=:]{{0,80}}$)"
+    rf"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{{0,80}}?(?:\d|{SIGN}|=[^:]{{0,80}})"
+    r"(?:\s[a-z/²³%°]+){0,3}(?=:\s|\s[-–—]\s[a-z]{2})"
+    rf"|\d(?:\s[a-z]+){{1,4}}(?=:\s[^=:(\[{{]{{0,80}}?\d[^=:]{{0,80}}?(?:,|\b(?:and|or|y|plus)|\+)\s[^=:]{{0,40}}?\d[^=:]{{0,80}}$)"
 )
 _CONSEQUENCE = re.compile(
-    r"(?i)\b(?:so|thus|hence|therefore|giving|gives|yields|makes|get|i\.e\.|that is|donc|entonces)\b[,:]?|[→⇒⟹∴]|=>|->"
-    rf"|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|are|to|us|makes|equals|means|leaves)\s(?:about\s)?(?={_VALUE}|[a-z]\s=)"
+    r"(?i)\b(?:so|thus|hence|therefore|giving|gives|yields|makes|(?<!n't )get|i\.e\.|that is|donc|entonces)\b[,:]?"
+    rf"|[→⇒⟹∴]|=>|->|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|are|to|us|makes|equals|means|leaves)\s(?:about\s)?(?={_VALUE}|[a-z]\s=)"
     r"|\b(?:is|are)\s(?:un)?(?:positive|negative|zero|defined|increasing|decreasing|satisfied|true|valid|real)"
     rf"\s(?:only\s|exactly\s|precisely\s)?(?:when|if|for|at)\s(?={_VALUE}|[a-z]\s?[=<>≤≥])"
 )
@@ -108,21 +108,22 @@ _TAKEN_BACK = re.compile(
 _NO_VERB = r"(?:\s(?!(?:is|are|was|were|we|he|she|they|it|and|equals|gives|sold)\b)[A-Za-z]+)"
 _OF = re.compile(
     rf"{_NO_VERB}{{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|among|upon|pour|für|para|con"
-    r"|to (?!get|make|obtain|reach)[a-z]+|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby)"
+    r"|to (?!get|make|obtain|reach)[a-z]+|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby"
+    r"|(?:is|are|was|were)\s[a-z]+\s(?:in|over|during|within))"
     rf"(?:(?!\s(?:total|all|for)\b){_NO_VERB}){{0,4}}\s"
 )
 _DENIED = re.compile(r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$")
 _WRONG = re.compile(
-    r"\s(?:is|are|was)(?:n't|\s(?:not|wrong|incorrect|too|extraneous|rejected|invalid|impossible|excluded)\b)"
+    r"\s(?:can(?:not|'t)\b|(?:does|do|did)(?:n't| not) (?:work|fit|satisfy)\b|(?:is|are|was|would be)"
+    r"(?:n't|\s(?:not|wrong|incorrect|too|extraneous|rejected|invalid|impossible|excluded)\b))"
 )
 _SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s")
 _FEW_WORDS = 4
 
 
 def _stated(sentence: str, first: bool) -> str:
-    *_, revised = [None, *REVISED.finditer(sentence)]
-    if revised and re.search(rf"\d|{SIGN}", sentence[revised.end() :]):
-        sentence = sentence[revised.end() :]
+    revised = REVISED.split(sentence)[-1]
+    sentence = revised if re.search(rf"\d|{SIGN}", revised) else sentence
     sentence = _ABOUT.sub(" ≈ ", _BESIDE.sub("", sentence))
     sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
     if re.search("probability|chance|odds", sentence):
@@ -260,11 +261,11 @@ def _with_unit(text: str, start: int, end: int) -> tuple[int, int] | None:
 
 _OPENING = r"\W*(?:(?:so|thus|hence|therefore|well|oh|it'?s|that'?s|that'd be)\b,?\s)*(?:the\s|an?\s)?"
 _VERB = (
-    r"(?:\b(?:is|are|was|were|be|by|has|have|means|equals|called|named|on|until|to|so)|'(?:s|re)|:|=)[,\s]\s?"
+    r"(?:\b(?:is|are|was|were|be|by|has|have|means|equals|called|named|finished|came|placed|choose|pick|on|until|to|so)|'(?:s|re)|:|=)[,\s]\s?"
     r"(?:(?:the|an?|always|indeed|thus|therefore|exactly)\s)?"
 )
 _EXCELS = (
-    r"(?:wo[nu]\b|wins\b|(?:is|was|has|had|had|came|finished|arrived|scored|ran|got|sold)\s(?:in\s)?(?:the\s)?"
+    r"(?:wo[nu]\b|wins\b|(?:is|was|has|had|had|came|finished|arrived|scored|ran|got|sold|costs?|saved)\s(?:in\s)?(?:the\s)?"
     r"(?:first|last|\w+est|most|best|winner|answer|only|more|less|fewer|better|(?:tall|old|young|short|fast|slow|cheap"
     r"|larg|great|small|bigg|heavi|long|high|low|earli|lat)e?r)\b)"
 )
@@ -284,7 +285,7 @@ def says(text: str, words: str) -> bool:
     if opposite and re.search(rf"(?im)(?:^\W*|{_VERB}){opposite}\s*(?:[.,;!]|$)", "\n".join(told)):
         return False
     ending = (
-        rf"(?i)(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about|with)\s)"
+        rf"(?i)(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about|with|who)\s)"
         rf"|^{_OPENING}{phrase}(?=\s{_EXCELS})"
         rf"|\bis\san?\s{phrase}(?=\s[a-z]+\W*$)"  # "f is an odd function"
     )

@@ -10,7 +10,9 @@ SIGN = "[\U000f0000-\U000ffffd]"
 """Stands for mathematics between delimiters."""
 EMOJI = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]\ufe0f?|(?<=\\s)[:;]-?[)D]")
 OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
-_SENTENCE = re.compile(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bRs)(?<!\bapprox)(?<!\.\.)[.?](?=\s)|!(?=\s+[^\W\d_a-z])|\n")
+_SENTENCE = re.compile(
+    r"(?<!\bi\.e)(?<!\be\.g)(?<!\bRs)(?<!\bapprox)(?<!\.\.)\.(?=\s)|(?<=\?)\s|!(?=\s+[^\W\d_a-z])|\n"
+)
 _OPENINGS: dict[str, tuple[str, ...]] = {
     "aside": (  # is left out by itself
         r"(?:note|where|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|recall)\b",
@@ -40,7 +42,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"for (?:example|instance)\b",
     ),
     "behind": (  # the same behind a conclusion only
-        r"(?:working|steps|references?\b)",
+        r"(?:working|steps|references?\b|on average\b|(?:that|this)(?:'s| is) an average\b)",
         r"(?:that|this|which|it)(?:'s| is| would be) (?:about|roughly|approximately|around|equivalent|the same)",
     ),
     "concludes": (
@@ -59,37 +61,50 @@ _ASIDE, _SUPPOSED, _LOOKS_BACK, _BEHIND, CONCLUDES = (
     re.compile(rf"(?i)(?:(?!{SIGN})\W){{0,4}}(?:{'|'.join(openings)})".replace("{WE}", _WE).replace("SIGN", SIGN))
     for openings in _OPENINGS.values()
 )
-_GOES_ON = re.compile(rf",\s(?:so|thus|hence|therefore)\b.*(?:\d|{SIGN})")
-_NO_ANSWER = re.compile(
-    r"(?i)(?:can(?:not|'t)|could(?: not|n't)|(?:un|not )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
-    r"(?:determine|answer|tell|solve|find|decide|know|calculate|compute)(?:e?d)?\b"
-    r"|(?:not|n't) (?:have )?enough information|\b(?:need to know|stuck between|not clear|no answer to)\b"
-    r"|\bor (?:maybe|perhaps)\b|\bmore information is\b"
-    r"|\b(?:could|might|may) be\b.{1,80}\bor\b|\bdoes(?: not|n't) (?:say|state|specify|tell)\b"
+_PHRASES: dict[str, tuple[str, ...]] = {
+    "no answer": (
+        r"(?:can(?:not|'t)|could(?: not|n't)|(?:un|not )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
+        r"(?:determine|answer|tell|solve|find|decide|know|say|calculate|compute)(?:e?d)?\b",
+        r"(?:not|n't) (?:have )?enough information|\bdoes(?: not|n't) (?:say|state|specify|tell)\b",
+        r"\b(?:more information is|need to know|stuck between|not clear|no answer to)\b",
+        r"\bor (?:maybe|perhaps)\b|\b(?:could|might|may) be\b.{1,80}\bor\b",
+    ),
+    "revised": (  # after an answer: another one follows
+        r"\b(?:(?:oops|wait|correction)[,.:!]|scratch that\b|that's (?:wrong|not right)\b)",
+        r"\bi (?:forgot|mis[a-z]+|made an?)\b|(?:\.\.\.|…)\s?no\b|, but [a-z ]{0,20}\bactually\b",
+    ),
+    "goes on": (  # after what looks back: a doubt, or a conclusion
+        r"n't\b|\b(?:not|wrong|off|redo|hmm|however|but|mistake)\b",
+        r",\s(?:so|thus|hence|therefore)\b.*(?:\d|SIGN)",
+    ),
+}  # fmt: skip
+_NO_ANSWER, REVISED, _GOES_ON = (
+    re.compile("(?i)" + "|".join(phrases).replace("SIGN", SIGN)) for phrases in _PHRASES.values()
 )
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
-REVISED = re.compile(
-    r"(?i)\b(?:(?:oops|wait|correction)[,.:!]|scratch that\b|that's (?:wrong|not right)\b"
-    r"|i (?:forgot|mis[a-z]+|made an?)\b)|(?:\.\.\.|…)\s?no\b|, but [a-z ]{0,20}\bactually\b"
+_WRITINGS = (
+    (r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2"),
+    (r"\b(\d{1,2}) o'clock", r"\1:00"),
+    (r"(\d)-(?:mal|fold)\b", r"\1"),
+    (r"\binfinity\b", "∞"),
+    (r"\s(?:или|и|oder|und|ou|et)\s", " or "),
 )
-"""After an answer: another one follows."""
+"""Patterns and what they become, in order."""
 _SHORT = re.compile(r"\W*(?:[\w.,/%]+\W*){1,3}")
 
 
 def sentences(text: str) -> list[str]:
     """The sentences of a text without asides; none where it is cut off or says that it has no answer."""
     text = re.sub(rf" ?({OTHER_SCRIPT.pattern}) ?", r" \1 ", text)
-    text = re.sub(r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2", text)
-    text = re.sub(r"\b(\d{1,2}) o'clock", r"\1:00", text)
-    text = re.sub(r"(\d)-(?:mal|fold)\b", r"\1", text).replace("infinity", "∞")
-    text = re.sub(r"\s(?:или|и|oder|und|ou|et)\s", " or ", text)
+    for pattern, written in _WRITINGS:
+        text = re.sub(pattern, written, text)
     every = [part.strip() for part in _SENTENCE.split(text) if re.search(rf"\w|{SIGN}", part)]
     told: list[str] = []
     stated = concluded = back = False
     for part in every:
-        if CONCLUDES.match(part) or REVISED.search(part):
+        if CONCLUDES.match(part) or REVISED.search(part) or _GOES_ON.search(part):
             back = False
-        elif stated and not _GOES_ON.search(part):
+        elif stated:
             back = back or bool(_LOOKS_BACK.match(part) or (concluded and _BEHIND.match(part)))
         if not (back or _ASIDE.match(part) or _SUPPOSED.match(part)):
             concluded = concluded or bool(CONCLUDES.match(part) or (not told and _SHORT.fullmatch(part)))
