@@ -64,7 +64,8 @@ _REMARKS = (
     r",\s(?:(?:which|that|this|das)\s(?:is|was|sind)\s|or\s|i\.e\.,?\s|that is,?\s|also\s|soit\s|es decir,?\s)?"
     r"(?:about\s|roughly\s)?(?=[\d$€£])[^\s%]+(?:%\sof|\s(?:[a-z\d]+\s){0,3}?(?:de (?:plus|moins)|after|before|short"
     r"|shy|(?:more|less|fewer|\w{2,}er|mehr|weniger|más|menos)\s(?:[A-Za-z\d]+\s){0,3}?(?:than|after|als|que)|ahead|behind"
-    r"|above|below|off|away|having|per|each|apiece|which|whom|them|to \w+ decimals?|to the nearest))\b[^,;]*",
+    r"|above|below|off|away|having|per|each|apiece|which|whom|them|to (?:\w+ decimals?|the nearest)))\b"
+    r"(?:[^,;:]|:(?! ))*(?=[,;.]|$)",
     r";\s[^;]{0,200}\bwould be\b[^;]*$",
     r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
     r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))",
@@ -105,11 +106,11 @@ _TAKEN_BACK = re.compile(
     rf"{REVISED.pattern}|\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b|^,\s(?-i:[A-Z])\w*(?:\W*$|,|\s(?:and|or)\b)"
 )
 # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
-_NO_VERB = r"(?:\s(?!(?:is|are|was|were|we|he|she|they|it|and|equals|gives|sold)\b)[A-Za-z]+)"
+_NO_VERB = r"(?:\s(?!(?:is|are|was|were|we|he|she|they|it|and|plus|equals|gives|sold)\b)[A-Za-z]+)"
 _OF = re.compile(
-    rf"{_NO_VERB}{{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|among|upon|pour|für|para|con"
+    rf"{_NO_VERB}{{0,3}},?\s(?:in|on|over|after|within|during|for|at|of|per|with|than|from|among|upon|pour|für|para|con"
     r"|to (?!get|make|obtain|reach)[a-z]+|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby"
-    r"|(?:is|are|was|were)\s[a-z]+\s(?:in|over|during|within))"
+    r"|(?:is|are|was|were)\s(?:[a-z]+\s(?:in|over|during|within)|(?:needed|required|used)\sfor))"
     rf"(?:(?!\s(?:total|all|for)\b){_NO_VERB}){{0,4}}\s"
 )
 _DENIED = re.compile(r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$")
@@ -161,6 +162,7 @@ def _main(clause: str, first: bool) -> str | None:
     if first or (not clause[: found[0][0]].strip() and _SUBJECT.match(clause, found[0][1])):
         del found[1:]
     few = not clause.startswith(" ways", found[-1][1])
+    few = few and not re.search(r"\d\)?\s?=", clause[slice(*found[-1])])
     few = few and len(re.findall(r"[^\W\d_]{2,}", clause[found[-1][1] :])) <= _FEW_WORDS
     while few and len(found) > 1 and _OF.fullmatch(clause[found[-2][1] : found[-1][0]]):
         found.pop()

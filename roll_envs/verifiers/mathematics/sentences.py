@@ -37,8 +37,8 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"(?:we|you|i|one|to) (?:can )?(?:calculat|determin|comput|deriv|reach)\w* (?:this|that|it)\b",
         r"(?:this|it) (?:comes|came|follows|(?:is|was) (?:because|found|obtained))\b",
         r"(?:this|it) (?:is|was) (?:slightly |much )?(?:more|less|fewer|greater|\w+er) than\b",
-        r"i (?:took|did|used|multiplied|added|subtracted|divided|calculated|computed|started)\b",
-        r"(?:in other words|(?:for|by|in) comparison|because|here,? (?:we|i) used|(?:lower|upper) bound)\b",
+        r"i (?:took|did|used|multiplied|added|subtracted|divided|calculated|computed|started)\b(?!.*(?:to get|=))",
+        r"(?:in other words|(?:for|by|in) comparison|because\b(?![^,]*,)|here,? (?:we|i) used|(?:lower|upper) bound)\b",
         r"for (?:example|instance)\b",
     ),
     "behind": (  # the same behind a conclusion only
@@ -75,7 +75,7 @@ _PHRASES: dict[str, tuple[str, ...]] = {
     ),
     "goes on": (  # after what looks back: a doubt, or a conclusion
         r"n't\b|\b(?:not|wrong|off|redo|hmm|however|but|mistake)\b",
-        r",\s(?:so|thus|hence|therefore)\b.*(?:\d|SIGN)",
+        r",\s(?:so|thus|hence|therefore)\b.*(?:\d|SIGN)|^(?:now|then|next)\b(?!.*(?:check|verif))",
     ),
 }  # fmt: skip
 _NO_ANSWER, REVISED, _GOES_ON = (
@@ -104,8 +104,9 @@ def sentences(text: str) -> list[str]:
     for part in every:
         if CONCLUDES.match(part) or REVISED.search(part) or _GOES_ON.search(part):
             back = False
-        elif stated:
-            back = back or bool(_LOOKS_BACK.match(part) or (concluded and _BEHIND.match(part)))
+        elif stated and (_LOOKS_BACK.match(part) or (concluded and _BEHIND.match(part))):
+            back = back or bool(re.search(rf"[\d:]|{SIGN}", part) or _SHORT.fullmatch(part))
+            continue
         if not (back or _ASIDE.match(part) or _SUPPOSED.match(part)):
             concluded = concluded or bool(CONCLUDES.match(part) or (not told and _SHORT.fullmatch(part)))
             stated = stated or re.search(rf"\d|{SIGN}", part) is not None
