@@ -120,7 +120,7 @@ SPELLED = re.compile(  # "one" is often no number
 
 
 def in_digits(text: str) -> str:
-    """A text with its spelled numbers below a hundred in digits: ``in_digits("Twenty-one")`` is ``"21"``."""
+    """A text with its spelled numbers in digits, up to the hundreds: ``in_digits("Twenty-one")`` is ``"21"``."""
     return SPELLED.sub(_digits, text)
 
 

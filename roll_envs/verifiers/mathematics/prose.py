@@ -46,12 +46,15 @@ def stated(text: str, *, first: bool = False) -> str:
     if len(told) > 1 and _BARE.fullmatch(told[0]) and _PROSE.match(told[1]) and not first:
         told = [told[0], *filter(CONCLUDES.match, told[1:])]  # the answer, then an explanation
     told = told if first else told[::-1]
-    told = [_COUNT.sub(lambda match: in_digits(match.group()), one) for one in told]
-    readings = ([_CAUSE.sub("", one) for one in told], told, map(in_digits, told))
+    readings = (map(_counted, (_CAUSE.sub("", one) for one in told)), map(_counted, told), map(in_digits, told))
     found = next(filter(None, (_stated(one, first) for each in readings for one in each)), "")
     found = re.sub(rf"(?<={SIGN}),?\s(?:and|or)\s(?={SIGN})", ", ", found)
     found = re.sub(SIGN, lambda sign: contents[ord(sign.group()) - ord(SIGN[1])], found)
     return re.sub(r"^([^,%]*)(?:,|\sor)\s[^,=]*%$", r"\1", found)  # "3/8, or 37.5%"
+
+
+def _counted(sentence: str) -> str:
+    return _COUNT.sub(lambda match: in_digits(match.group()), sentence)
 
 
 # -- clauses -----------------------------------------------------------------------------------------------------------

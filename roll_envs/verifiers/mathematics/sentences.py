@@ -31,7 +31,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"{WE}(?:verif[iy]|satisf[iy]|confirm|probe\b|prueba|comproba|vérif|провер)",
         r"(?:substitut|plug)[^.]{0,40}\bback\b(?![^.]{0,200}(?:\b[a-z] ?=|SIGN))",
         r"(?:explanation|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
-        r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}[:.]",
+        r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
         r"(?:here(?:'s| is)|that'?s|this is) (?:how (?:i|we|it|this|you)|the breakdown)\b",
         r"(?:we|you|i|one|to) (?:can )?(?:get|got|find|found|obtain|see|know|arrive at)\w* (?:this|that|it|there)\b",
         r"(?:we|you|i|one|to) (?:can )?(?:calculat|determin|comput|deriv|reach)\w* (?:this|that|it)\b",
@@ -71,7 +71,8 @@ _PHRASES: dict[str, tuple[str, ...]] = {
     ),
     "revised": (  # after an answer: another one follows
         r"\b(?:(?:oops|wait|correction)[,.:!]|scratch that\b|that's (?:wrong|not right)\b)",
-        r"\bi (?:forgot|mis[a-z]+|made an?)\b|(?:\.\.\.|…)\s?no\b|, but [a-z ]{0,20}\bactually\b",
+        r"\bi (?:forgot|mis[a-z]+|made an?)\b|(?:\.\.\.|…)\s?no\b",
+        r"\bi(?:'m going|'ll go| go) with\b|, but [a-z ]{0,20}\bactually\b",
     ),
     "goes on": (  # after what looks back: a doubt, or a conclusion
         r"n't\b|\b(?:not|wrong|off|redo|hmm|however|but|mistake)\b",
@@ -87,9 +88,11 @@ _WRITINGS = (
     (r"\b(\d{1,2}) o'clock", r"\1:00"),
     (r"(\d)-(?:mal|fold)\b", r"\1"),
     (r"\binfinity\b", "∞"),
+    (r"\b[Nn]one(?= (?:\w+ )?(?:left|remain\w*)\b)", "0"),
     (r"\s(?:или|и|oder|und|ou|et)\s", " or "),
 )
 """Patterns and what they become, in order."""
+_VALUE = re.compile(rf"\d|{SIGN}")
 _SHORT = re.compile(r"\W*(?:[\w.,/%]+\W*){1,3}")
 
 
@@ -102,14 +105,13 @@ def sentences(text: str) -> list[str]:
     told: list[str] = []
     stated = concluded = back = False
     for part in every:
-        if CONCLUDES.match(part) or REVISED.search(part) or _GOES_ON.search(part):
-            back = False
-        elif stated and (_LOOKS_BACK.match(part) or (concluded and _BEHIND.match(part))):
-            back = back or bool(re.search(rf"[\d:]|{SIGN}", part) or _SHORT.fullmatch(part))
-            continue
-        if not (back or _ASIDE.match(part) or _SUPPOSED.match(part)):
+        looks = stated and (_LOOKS_BACK.match(part) or (concluded and _BEHIND.match(part)))
+        if (looks or back) and any(ending(part) for ending in (CONCLUDES.match, REVISED.search, _GOES_ON.search)):
+            looks = back = False
+        back = back or bool(looks and (_VALUE.search(part) or ":" in part or _SHORT.fullmatch(part)))
+        if not (looks or back or _ASIDE.match(part) or _SUPPOSED.match(part)):
             concluded = concluded or bool(CONCLUDES.match(part) or (not told and _SHORT.fullmatch(part)))
-            stated = stated or re.search(rf"\d|{SIGN}", part) is not None
+            stated = stated or _VALUE.search(part) is not None
             told.append(part)
     if not stated:
         told += [part for part in every if _SUPPOSED.match(part) and not re.search(r"\bwere\b", part)]
