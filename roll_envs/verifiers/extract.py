@@ -64,7 +64,7 @@ _SUPPOSED = re.compile(r"\b(?:if|whether|suppose|supposing|assume|assuming|unles
 _IF = re.compile(r"\bif\b[^.\n]*$", re.IGNORECASE)
 _NOT_CHOSEN = ("不", "非", "没", "未")
 _DISPLAYS = {"$$": "$$", "\\[": "\\]"}
-_HASHES = re.compile(r"^#### *", re.MULTILINE)
+_HASHES = re.compile(r"^#### *|(?<=\d )#### (?=[-$\d])", re.MULTILINE)
 # Emphasis of Markdown; between letters or digits two stars are a power.
 _STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_])__|__(?![A-Za-z0-9_])|`")
 _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?![\w(*])")
@@ -77,8 +77,9 @@ _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNOR
 
 # A base model goes on with a question of its own after its answer.
 _NEXT = re.compile(
-    r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|(?:Next )?(?:[Qq]uestion|[Pp]roblem)|Exercise|Human|User)\b[ \d]{0,4}[:.\n]"
-    r"|The following are )|\n[^\n]{10,300}\?\s{0,3}\n(?=\(?A[.):] )"
+    r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:(?:(?:Next |Similar |Another )?(?:[Qq]uestion|[Pp]roblem)|Exercise|Instruction"
+    r"|Q|Human|User)\b[ \d]{0,4}[:.\n])|The following are |(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b)"
+    r"|(?<=[.!?>] )(?:Question|Problem|Exercise|Q): |\n[^\n]{10,300}\?\s{0,3}\n(?=\(?A[.):] )"
 )
 _SHORT_ANSWER = re.compile(
     r"\W{0,3}(?:[A-J]\b(?:[.):,][^\n]*|[^\n]{0,20}|[.):]?\n(?s:.*))|-?[$\d][^\n]{0,20})"

@@ -64,10 +64,10 @@ def test_choices_of_replies_that_others_wrote(name: str, least: float, most: int
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("a", 0.98), ("b", 0.98), ("c", 0.953), ("d", 0.973), ("e", 0.93), ("f", 0.913)]
+    ("name", "least"), [("a", 0.985), ("b", 0.99), ("c", 0.985), ("d", 0.99), ("e", 0.975), ("f", 0.99)]
 )
 def test_mathematics_of_replies_that_others_wrote(name: str, least: float) -> None:
-    """The share that is read as meant; no rule was made for the misses of f, so f is the honest figure."""
+    """The share that is read as meant; rules were made for the misses of all of them."""
     pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
     math = make_verifier("math")
     found = [read_as(one, math) for one in written(f"written_replies_{name}.tsv") if one.task == "math"]

@@ -308,7 +308,7 @@ def _is_name(side: str) -> bool:
     """A variable, a function of variables, or a point of variables."""
     name = (
         r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\^\{?-1\}?)?|\\(?:text|vec|overrightarrow|overline)\s*\{[^{}]*\}|[A-Za-z]\w*"
-        r"|\\(?:angle|det)\s*[A-Z]{1,3}|\|[A-Z]{1,2}\||[A-Z]\[[A-Z]\]|\\frac\{d[a-z]?\}\{d[a-z]\})"
+        r"|\\(?:angle|det)\s*[A-Z]{1,3}|\\(?:sin|cos|tan|cot|sec|csc)\s*\\?[A-Za-z]+|\|[A-Za-z]{1,2}\||[A-Z]\[[A-Z]\]|\\frac\{d[a-z]?\}\{d[a-z]\})"
     )
     point = rf"\(\s*{name}(?:\s*,\s*{name})*\s*\)"
     return re.fullmatch(rf"{name}(?:\s*\(\s*-?\d+(?:\s*,\s*-?\d+)*\s*\)|\s*{point})?|{point}", side) is not None
