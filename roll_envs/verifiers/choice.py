@@ -80,8 +80,7 @@ _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 # "not B", "neither A nor B", "rather than option C", "Incorrect: A, B".
 _NO = _any(
     "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up "
-    "compared_(?:with|to) "
-    "second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
+    "compared_(?:with|to) second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
 )
 _ABOUT = _any("would be to an? the choose pick select say go going with is est ist es è la " + _OPTION)
 _DENIED = re.compile(
@@ -96,8 +95,7 @@ _IS = _any(
 )
 _RIGHT = _any(
     "correct right best answer way choice pick exception winner \\w+er_(?:choice|answer|option) letter_of all_that "
-    "one_that odd_one chosen selected bonne richtige? korrekt corretta "
-    "correcta poprawna верен corr?et[ao]"
+    "one_that odd_one chosen selected bonne richtige? korrekt corretta correcta poprawna верен corr?et[ao]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
@@ -126,8 +124,7 @@ _VERDICT = re.compile(
 _FITTING = _any(
     "fits? works? match(?:es)? satisf(?:y|ies) only(?!_\\w+s\\b) best better describes_it(?:_best|_exactly) "
     "\\w+ly_(?:follows|states|describes|captures|summari[sz]es|explains|reflects|represents|completes) follows_\\w+ "
-    "would_(?:work|fit) "
-    "makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) "
+    "would_(?:work|fit) makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) "
     "(?:must_)?(?:remains?|survives?|holds?|stands?|wins|passes|follows|applies|it_(?:is|shall_be))(?=[.,;!]|_it\\b|$)"
 )
 _FITS = re.compile(
@@ -145,9 +142,8 @@ _LEADS = _any(
     "answer(?:['’]s)? return prints wähle würde trifft choisi\\w* entscheide_mich_für meinung_nach quindi marcaria "
     "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
     "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to mean(?:s|ing) implies guess "
-    "suggests "
-    "vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with "
-    "match(?:es)? consistent_with "
+    "suggests vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? "
+    "left_with match(?:es)? consistent_with "
     "(?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch|closest|nearest|equal|equivalent)_to "
     "answer,[^,\\n]{1,40},_is"
 )
@@ -182,10 +178,8 @@ _SUPPOSED = re.compile(
 )
 _DOUBT = _any(
     "(?<!no_)(?<!a_)doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first "
-    "was_going wanting "
-    "instinct you_(?:chose|picked|answered|selected) trap distractor textbook majority first_thought common "
-    "tempt\\w+ many some often people others "
-    "(?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
+    "was_going wanting instinct you_(?:chose|picked|answered|selected) trap distractor textbook majority first_thought "
+    "common tempt\\w+ many some often people others (?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
     "(?:\\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)"
 )
 _UNSURE = re.compile(rf"(?:\b|(?=n['’]t)){_DOUBT}\b", re.IGNORECASE)
@@ -205,9 +199,7 @@ _NO_CHOICE = re.compile(
 )
 # "D keeps", among sentences about other letters.
 _VERB_AFTER = re.compile(r"^(\W*)([B-HJ])(?= [a-z])")
-_UNDECIDED = re.compile(
-    r"(?i)(?:\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up)"
-)
+_UNDECIDED = re.compile(r"(?i)\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up")
 # The letter that a sentence begins with.
 _BEGINS = re.compile(rf"\W{{0,4}}(?i:{_NAMED})([A-J])\b")
 # "The correct answers are:", and lines that begin with letters.
@@ -223,10 +215,9 @@ _ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
 _CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
 # A letter, and the options after it once more.
 _REPEATED = re.compile(r"\W{0,3}[A-J]\b[^\n]{0,80}(?=\n\s?\n\(?A[.):] [^\n]{1,200}\n\(?B[.):] )")
-
-
-# "A:" before a letter stands for "answer", and a box in a reason is no answer.
+# "A:" before a letter stands for "answer".
 _ANSWER_LABEL = re.compile(r"^A: ?(?=\(?[A-J](?:[).:]|$))", re.MULTILINE)
+# A box in a reason is no answer.
 _REASON = re.compile(r"(\\boxed\{[^{}\n]{1,80}\}\$?),? (?:since|because|as|while|whereas)\b[^\n]*")
 
 _Statement = tuple[int, frozenset[str]]
