@@ -43,9 +43,14 @@ _LETTER = (
     rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?<!\d )(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|[.-][A-Za-z]| ?[=+^]| [<>]))"
 )
 _AND = _any("and or nor und oder et ou y и noch ni")
-_GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
+# "A, B and C"; in "not A, B is right" and "of A and B, B" the second B is no part of a list.
+_GROUP = (
+    rf"{_LETTER}(?: ?[,/&、和或\n] ?{_LETTER}(?! (?:is|was|has|does|would|can)\b)){{0,9}}+"
+    rf"(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)? ?{_LETTER}){{0,9}}+"
+)
 _OF_LIST = re.compile(
-    r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption |are )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)(?!and\b|or\b)", re.MULTILINE
+    r"(?:^|\s(?=[(\[]|[A-J]\))|[^a-z\s]\s|ption |are )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)(?!and\b|or\b)",
+    re.MULTILINE,
 )
 # What a letter is called; also "réponse", "respuesta", "risposta".
 _OPTION = (
@@ -55,22 +60,22 @@ _OPTION = (
 _SURELY = _any(
     "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
     "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
-    "its u[hm]+ h+m+ (?:without_a|no)_doubt without_question i_guess i['’]?d_say ok tl;dr"
+    "its u[hm]+ h+m+ yes yep yeah ok(?:ay)? (?:without_a|no)_doubt without_question i_guess i['’]?d_say tl;dr"
 )
 _NAMED = (
     r"(?:\((?=(?-i:[a-z])))?"
-    rf"(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?{_any(_OPTION)})\b[ :,]{{0,3}}|选项|選項|選択肢){{0,6}}+<?"
+    rf"(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?{_any(_OPTION)})\b[ :,]{{0,3}}|选项|選項|選択肢|#?\d[.):] ?){{0,6}}+<?"
 )
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
-    "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui die it_is here "
-    "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that more "
-    "correct right richtig korrekt zu wählen lol without maybe "
+    "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because cuz since as for in on from above below to_me only qui die it_is here "
+    "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that which more "
+    "correct right richtig korrekt zu wählen nehmen sagen lol without maybe "
     "[Ii]['’]?m [Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?(?i:{_FOLLOWING})\b"
-    r"|(?:选项|選項|项|項)(?![错不误誤])|です|である|だ|とな|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
+    r"|(?:选项|選項|项|項)(?![错不误誤])|比较|更|最|です|である|だ|とな|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
     r"(?!\W{0,3}(?:(?:(?:which )?(?:is|was) )?(?:incorrect|wrong|false)|is not|isn['’]t)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
@@ -97,18 +102,22 @@ _RIGHT = _any(
     "correct right best answer way choice pick exception winner \\w+er_(?:choice|answer|option) letter_of all_that "
     "one_that odd_one chosen selected bonne richtige? korrekt corretta correcta poprawna верен corr?et[ao]"
 )
+# "A is right here and B there" chooses neither.
+_ALONE = (
+    r"(?!,? (?:for|in|if|when|under|of|on|at|from|according)\b[^.\n]{1,60}[ ,;](?:and|but|while|whereas|otherwise),?"
+    r" [B-HJ]\b(?! (?:is|are) (?:not|wrong|incorrect|false)))"
+)
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
     rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b|n['’]t\b"
     rf"|\b(?:not|incorrect|wrong)\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that"
-    rf"|[^.\n]{{1,40}} (?:and|but) [B-HJ]\b)"
+    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that){_ALONE}"
     r"| (?:richtig|korrekt|(?:all )?apply|only(?=[.,;]|$))\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
-_TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
+_TRUE = _any("yes true right accept(?:ed)? keep ok(?:ay)? richtig vrai corr?et[ao] correct[ao]?")
 _YES = (
-    rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?(?:just )?{_TRUE})(?= ?(?:[.;!|()–—\n]|$|- | -|because|since"
+    rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?(?:just )?{_TRUE})(?= ?(?:[.;!|()–—\n]|$|- | -|because|since| \(?[A-J]\)"
     rf"|,(?! (?i:true|false)))))"
 )
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
@@ -116,7 +125,8 @@ _VERDICT = re.compile(
     rf"(?<!= )({_GROUP})(?: ?[:.…|?()–—-]{{1,3}})? ?{_YES}"
     rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]|[.,;](?= (?:yes|correct)\W*$)"
     rf"|(?= yes\W*$)) {_YES}"
-    rf"|^\W{{0,3}}(?:(?i:{_any(_OPTION)}) )?({_GROUP})(?:[).:][^\n]{{0,80}}?)? (?:is|are) (?i:true|correct|right)\b"
+    rf"|^\W{{0,3}}(?:(?i:{_any(_OPTION)}) )?({_GROUP})(?:[).:][^\n]{{0,80}}?)? (?:is|are)"
+    rf" (?i:true|correct|right)\b{_ALONE}"
     rf"|^\W{{0,3}}(?i:{_NAMED})({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$|^\W{{0,3}}(?:[✓✔✅]|\[x\])\W{{0,3}}({_GROUP})",
     re.MULTILINE,
 )
@@ -138,13 +148,13 @@ _FITS = re.compile(
 _LEADS = _any(
     "so thus hence therefore consequently (?:so|no|ok|then),?_it(?:['’]s|_is) thats one['’]s donc also daher somit "
     "but sondern mais i\\.e\\. except only correct: correction: "
-    "decision: choice: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans "
-    "answer(?:['’]s)? return prints wähle würde trifft choisi\\w* entscheide_mich_für meinung_nach quindi marcaria "
-    "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
-    "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to mean(?:s|ing) implies guess "
-    "suggests vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? "
-    "left_with match(?:es)? consistent_with "
-    "(?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch|closest|nearest|equal|equivalent)_to "
+    "decision: choice: choos(?:e|ing) chose pick(?:ed|ing)? select(?:ed|ing)? say take lean mark circle ans "
+    "answer(?:['’]s)? return prints wähle würde trifft dirais вариант choisi\\w* entscheide_mich_für meinung_nach "
+    "quindi marcaria réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно "
+    "chọn đáp_án 것은 arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to mean(?:s|ing) "
+    "implies guess suggests vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects "
+    "leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
+    "(?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch(?:ing)?|closest|nearest|equal|equivalent)_to "
     "answer,[^,\\n]{1,40},_is"
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
@@ -158,7 +168,8 @@ _SO = re.compile(
 )
 # "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
 _SUBJECT = re.compile(
-    r"(?i)\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one|"
+    r"(?i)^\W*\|(?:it|that)['’]s|"
+    r"\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one|"
     rf"{_any('solution exception guess winner richtig correcta? bonne risposta ' + _OPTION)}\b)|[(\[]"
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
@@ -169,17 +180,21 @@ _MENTIONED = re.compile(
     rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|({_BRACKETS})"
 )
 # A letter in a text of small letters: "its b lol".
-_SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
-_SMALL_ALONE = re.compile(r"(?<!\w)\([a-hj]\)|(?<=[.!?] )[b-hj](?=[.!]?$)")
+_SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]| because| since| cuz|$))(?![\w'’]|\.[a-z])", re.MULTILINE)
+_SMALL_ALONE = re.compile(
+    r"(?<!\w)\([a-hj]\)|(?:(?<=[.!?] )|(?<=\bis )|(?<=\b[tT]hat['’]s )|(?<=\b[iI]t['’]s ))[b-hj](?=[.!]?$)",
+    re.MULTILINE,
+)
 _SMALL_LABEL = re.compile(r"(?i)(?:(?:option|ans(?:wer)?\.?) )?\(?([a-z])(?:[).:]+(?:\s(?!and|or|is not|no)|$)|$)")
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
     r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why)\b|无法|是否"
 )
 _DOUBT = _any(
-    "(?<!no_)(?<!a_)doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first "
-    "was_going wanting instinct you_(?:chose|picked|answered|selected) trap distractor textbook majority first_thought "
-    "common tempt\\w+ many some often people others (?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
+    "(?<!no_)(?<!a_)doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially "
+    "(?:at|i)_first was_going wanting teacher book friend instinct you_(?:chose|picked|answered|selected) trap "
+    "distractor textbook majority first_(?:thought|guess) common_(?:answer|choice|mistake|error|misconception) "
+    "tempt\\w+ many some often people others (?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
     "(?:\\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)"
 )
 _UNSURE = re.compile(rf"(?:\b|(?=n['’]t)){_DOUBT}\b", re.IGNORECASE)
@@ -188,6 +203,8 @@ _ALL_OF = re.compile(
     rf"\b(?:Dr|Mrs?|Ms|Prof)\. [A-Z]\.|(?<!from ){_LETTER} ?(?:to|through|[–-]) ?(?!\[){_LETTER}"
     rf"|\b(?i:between|among|of) {_LETTER}(?:, ?{_LETTER}){{0,9}},? and {_LETTER}"
     rf"|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
+    rf"|\b(?:blood|(?<!answer )key|grade|mark|symbol|language|vitamin|note|alphabet|section|team|size)\b"
+    rf"(?: \w+){{0,5}} {_IS} (?:an? )?[A-Z]\b"
     rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
 )
 # A sentence that denies a letter, or only looks at it.
@@ -200,6 +217,10 @@ _NO_CHOICE = re.compile(
 # "D keeps", among sentences about other letters.
 _VERB_AFTER = re.compile(r"^(\W*)([B-HJ])(?= [a-z])")
 _UNDECIDED = re.compile(r"(?i)\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up")
+# "B for adults, C for children", "A if it is closed, else B".
+_CASES = re.compile(
+    rf"({_LETTER}) (?:is )?(for|in|if|when|under) [^.\n]{{1,60}}?[ ,;](?!\1){_LETTER} (?:is )?(?:\2|otherwise|else)\b"
+)
 # The letter that a sentence begins with.
 _BEGINS = re.compile(rf"\W{{0,4}}(?i:{_NAMED})([A-J])\b")
 # "The correct answers are:", and lines that begin with letters.
@@ -210,11 +231,16 @@ _ROWS = re.compile(
 )
 _SO_THEN = re.compile(r"\b(?:so(?! is| are| does| that)|thus|hence|therefore|which (?:makes|leaves|gives))\b")
 _CLAUSE = re.compile(r"[!?;:…\n]|(?<!i\.e)\.(?!e\.)|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
+# "Hmm, actually no."
+_TAKEN_BACK = re.compile(
+    r"(?i)\b(?:(?:wait|hmm+|oops|actually|sorry)[,.!… —–-]{1,3}){1,3}(?:actually )?no\b[,.:;!…—– -]{1,3}"
+    r"|\b(?:scratch that|correction|sorry, i misread)[,.:;!…—– -]{1,3}"
+)
 _CHECKS = re.compile(r"(?i)\blet(?: me|['’]s) (?:check|verify|see|look|double|test|think|consider|compute|re)")
 _ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
 _CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
 # A letter, and the options after it once more.
-_REPEATED = re.compile(r"\W{0,3}[A-J]\b[^\n]{0,80}(?=\n\s?\n\(?A[.):] [^\n]{1,200}\n\(?B[.):] )")
+_REPEATED = re.compile(r"\W{0,3}[A-J]\b[^\n]{0,80}(?=\n\s{0,3}\(?A[.):] [^\n]{1,200}\n\(?[BC][.):] )")
 # "A:" before a letter stands for "answer".
 _ANSWER_LABEL = re.compile(r"^A: ?(?=\(?[A-J](?:[).:]|$))", re.MULTILINE)
 # A box in a reason is no answer.
@@ -286,11 +312,19 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     """
     text = plain(reply(answer)).strip()
     repeated = _REPEATED.match(text)
-    text = _ANSWER_LABEL.sub("", repeated[0] if repeated else text)
-    text = _lettered(_REASON.sub(r"\1", text), letters, options)
+    text = _REASON.sub(r"\1", _ANSWER_LABEL.sub("", repeated[0] if repeated else text))
+    written = _read(text, letters, ())
+    return written if len(written) == 1 or not options else _read(_lettered(text, letters, options), letters, options)
+
+
+def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
+    """The letters that a text without what surrounds its answer commits to."""
     if boxes := boxed(text):
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()
+    taken_back = list(_TAKEN_BACK.finditer(text))
+    if taken_back and len(found := _read(text[taken_back[-1].end() :].strip(), letters, options)) == 1:
+        return found
     bare = _ALL_OF.sub("…", _bare(text))
     small = _SMALL if bare == bare.lower() else _SMALL_ALONE
     bare = small.sub(lambda match: match[0].upper(), bare)
@@ -306,7 +340,11 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     for start, found in reversed(statements):
         if found <= set(letters) and start >= max(settled_from, *(denied.get(letter, 0) for letter in found)):
             return found
-    lines = [] if settled_from or _lists_options(bare) else [line for line in bare.splitlines() if line.strip()]
+    lines = (
+        []
+        if settled_from or _lists_options(bare) or _CASES.search(bare)
+        else [line for line in bare.splitlines() if line.strip()]
+    )
     for line in [*lines[-1:], *lines[:1]]:
         if found := _committed(line.rstrip("?"), letters, options):
             return found
@@ -354,7 +392,7 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
         is_something = match.re is _SO and match["is"] and not _SUBJECT.search(f"{before}|{match[0]}")
         if match.re is not _FITS and not is_something:
             said.append((start, match.end() if match.re is _CALLED_RIGHT else end, found))
-        elif _asserted(text, start, match.end()):
+        elif not found <= likely and _asserted(text, start, match.end()):
             likely |= found
     if verdicts := list(_VERDICT.finditer(text)):  # of a list of verdicts, all the letters that are right
         found = frozenset().union(*map(_last_group, verdicts))
@@ -362,7 +400,7 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
     for match in _ROWS.finditer(text):
         said.append((match.end(), match.end(), _named("".join(re.findall(r"^[\W\d]*([A-J])", match[1], re.MULTILINE)))))
     kept: list[_Statement] = []
-    for start, end, found in sorted(said, key=lambda one: one[0]):
+    for start, end, found in sorted(said, key=lambda one: one[0])[-200:]:  # the last ones decide
         if found and _asserted(text, start, end):  # "A is right. B is also right."
             kept.append((start, found | (kept[-1][1] if kept and _ALSO.search(text[start:end]) else frozenset())))
     return kept, likely
