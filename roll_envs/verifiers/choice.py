@@ -58,9 +58,8 @@ _OPTION = (
     "propos\\w+ (?:sequence|equation|pair|word)s?"
 )
 _SURELY = _any(
-    "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
-    "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
-    "its u[hm]+ h+m+ yes yep yeah ok(?:ay)? (?:without_a|no)_doubt without_question i_guess i['’]?d_say tl;dr"
+    "therefore thus (?:most_|and_)?\\w+ly prob indeed in_fact also both all just the our my your final la le die its "
+    "u[hm]+ h+m+ yes yep yeah ok(?:ay)? (?:without_a|no)_doubt without_question i_(?:think|guess) i['’]?d_say tl;dr"
 )
 _NAMED = (
     r"(?:\((?=(?-i:[a-z])))?"
@@ -85,7 +84,8 @@ _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 # "not B", "neither A nor B", "rather than option C", "Incorrect: A, B".
 _NO = _any(
     "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up "
-    "compared_(?:with|to) second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
+    "compared_(?:with|to) second[_-](?:choice|best) ruled?_out eliminat\\w+ discard\\w+ descart\\w+ reject\\w+ "
+    "considered"
 )
 _ABOUT = _any("would be to an? the choose pick select say go going with is est ist es è la " + _OPTION)
 _DENIED = re.compile(
@@ -102,16 +102,11 @@ _RIGHT = _any(
     "correct right best answer way choice pick exception winner \\w+er_(?:choice|answer|option) letter_of all_that "
     "one_that odd_one chosen selected bonne richtige? korrekt corretta correcta poprawna верен corr?et[ao]"
 )
-# "A is right here and B there" chooses neither.
-_ALONE = (
-    r"(?!,? (?:for|in|if|when|under|of|on|at|from|according)\b[^.\n]{1,60}[ ,;](?:and|but|while|whereas|otherwise),?"
-    r" [B-HJ]\b(?! (?:is|are) (?:not|wrong|incorrect|false)))"
-)
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
     rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b|n['’]t\b"
     rf"|\b(?:not|incorrect|wrong)\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that){_ALONE}"
+    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that)"
     r"| (?:richtig|korrekt|(?:all )?apply|only(?=[.,;]|$))\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
@@ -125,8 +120,7 @@ _VERDICT = re.compile(
     rf"(?<!= )({_GROUP})(?: ?[:.…|?()–—-]{{1,3}})? ?{_YES}"
     rf"|({_GROUP})[:.)|]? (?:(?!{_LETTER})[^\n✗✘❌]){{1,80}}?(?:\?| [|–—-]|[.,;](?= (?:yes|correct)\W*$)"
     rf"|(?= yes\W*$)) {_YES}"
-    rf"|^\W{{0,3}}(?:(?i:{_any(_OPTION)}) )?({_GROUP})(?:[).:][^\n]{{0,80}}?)? (?:is|are)"
-    rf" (?i:true|correct|right)\b{_ALONE}"
+    rf"|^\W{{0,3}}(?:(?i:{_any(_OPTION)}) )?({_GROUP})(?:[).:][^\n]{{0,80}}?)? (?:is|are) (?i:true|correct|right)\b"
     rf"|^\W{{0,3}}(?i:{_NAMED})({_GROUP})[^\n✗✘❌]{{0,80}}[✓✔✅][ |]*$|^\W{{0,3}}(?:[✓✔✅]|\[x\])\W{{0,3}}({_GROUP})",
     re.MULTILINE,
 )
@@ -141,7 +135,7 @@ _FITS = re.compile(
     rf"(?:^|[^A-Za-z ] ?"
     rf"|\b(?i:{_any('so hence thus therefore both and but that only nur because is think believe these ' + _OPTION)}) )"
     rf"({_GROUP})(?: ?[—–:])? (?:{_FITTING}"
-    rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary allowed valid')})\b(?! \w+ed\b)"
+    rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most [a-z]+est better one only what left necessary valid')})\b(?! \w+ed\b)"
     rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-zü])"
     rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
@@ -198,11 +192,14 @@ _DOUBT = _any(
     "(?:\\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)"
 )
 _UNSURE = re.compile(rf"(?:\b|(?=n['’]t)){_DOUBT}\b", re.IGNORECASE)
-# "A to D", and what the text of an option or of a list of them says ("E. A and B"): none is chosen.
+# "A to D", "B for adults, C for children", and what the text of an option or of a list of them says ("E. A and B"):
+# none is chosen.
 _ALL_OF = re.compile(
     rf"\b(?:Dr|Mrs?|Ms|Prof)\. [A-Z]\.|(?<!from ){_LETTER} ?(?:to|through|[–-]) ?(?!\[){_LETTER}"
     rf"|\b(?i:between|among|of) {_LETTER}(?:, ?{_LETTER}){{0,9}},? and {_LETTER}"
     rf"|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
+    rf"|({_LETTER}) (?:is (?:\w+ )?)?(for|in|if|when|under) [^.\n]{{1,60}}?[ ,;](?!\1){_LETTER} (?:is (?:\w+ )?)?"
+    r"(?:\2|otherwise|else)\b"
     rf"|\b(?:blood|(?<!answer )key|grade|mark|symbol|language|vitamin|note|alphabet|section|team|size)\b"
     rf"(?: \w+){{0,5}} {_IS} (?:an? )?[A-Z]\b"
     rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
@@ -217,10 +214,6 @@ _NO_CHOICE = re.compile(
 # "D keeps", among sentences about other letters.
 _VERB_AFTER = re.compile(r"^(\W*)([B-HJ])(?= [a-z])")
 _UNDECIDED = re.compile(r"(?i)\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up")
-# "B for adults, C for children", "A if it is closed, else B".
-_CASES = re.compile(
-    rf"({_LETTER}) (?:is )?(for|in|if|when|under) [^.\n]{{1,60}}?[ ,;](?!\1){_LETTER} (?:is )?(?:\2|otherwise|else)\b"
-)
 # The letter that a sentence begins with.
 _BEGINS = re.compile(rf"\W{{0,4}}(?i:{_NAMED})([A-J])\b")
 # "The correct answers are:", and lines that begin with letters.
@@ -332,19 +325,12 @@ def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
     statements, likely = _statements(bare, letters, options)
     sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", bare) if sentence.strip()] or ["…"]
-    last = sentences[-1].rstrip(" .!")
-    cut_off = (len(sentences) > 1 or len(last.split()) > 10) and (
-        bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last) and not re.search(_YES, last))
-    )
+    cut_off = (len(sentences) > 1 or len(bare.split()) > 10) and (bare[-1].isalnum() or bare[-1] in ",:(")
     settled_from = max((match.start() for match in _CHECKS.finditer(bare)), default=0) if cut_off else 0
     for start, found in reversed(statements):
         if found <= set(letters) and start >= max(settled_from, *(denied.get(letter, 0) for letter in found)):
             return found
-    lines = (
-        []
-        if settled_from or _lists_options(bare) or _CASES.search(bare)
-        else [line for line in bare.splitlines() if line.strip()]
-    )
+    lines = [] if settled_from or _lists_options(bare) else [line for line in bare.splitlines() if line.strip()]
     for line in [*lines[-1:], *lines[:1]]:
         if found := _committed(line.rstrip("?"), letters, options):
             return found
@@ -372,7 +358,7 @@ def _mentioned(sentence: str) -> frozenset[str]:
     found = frozenset().union(*map(_last_group, mentions))
     if not mentions or "?" in sentence or found != _named("".join(re.findall(_LETTER, sentence))):
         return frozenset()
-    before = _CLAUSE.split(sentence[: mentions[0].start()])[-1].rpartition(", ")[2]
+    before = _CLAUSE.split(sentence[: mentions[0].start()])[-1]
     after = _CLAUSE.split(sentence[mentions[-1].end() :])[0]
     return found if _settled(before + sentence[mentions[0].start() : mentions[-1].end()] + after) else frozenset()
 
