@@ -62,15 +62,14 @@ _SURELY = _any(
     "u[hm]+ h+m+ yes yep yeah ok(?:ay)? (?:without_a|no)_doubt without_question i_(?:think|guess) i['’]?d_say tl;dr"
 )
 _NAMED = (
-    r"(?:\((?=(?-i:[a-z])))?"
     rf"(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?{_any(_OPTION)})\b[ :,]{{0,3}}|选项|選項|選択肢|#?\d[.):] ?){{0,6}}+<?"
 )
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
     "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because cuz since as for in on from above below to_me only qui die it_is here "
     "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that which more "
-    "correct right richtig korrekt zu wählen nehmen sagen lol without maybe "
-    "[Ii]['’]?m [Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
+    "correct right richtig korrekt zu wählen nehmen sagen lol without maybe based if_i_had [Ii]['’]?m "
+    "[Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?(?i:{_FOLLOWING})\b"
@@ -110,10 +109,9 @@ _CALLED_RIGHT = re.compile(
     r"| (?:richtig|korrekt|(?:all )?apply|only(?=[.,;]|$))\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
-_TRUE = _any("yes true right accept(?:ed)? keep ok(?:ay)? richtig vrai corr?et[ao] correct[ao]?")
 _YES = (
-    rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?(?:just )?{_TRUE})(?= ?(?:[.;!|()–—\n]|$|- | -|because|since| \(?[A-J]\)"
-    rf"|,(?! (?i:true|false)))))"
+    r"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?(?:just )?(?:yes|true|right|accept(?:ed)?|keep|ok(?:ay)?|richtig|vrai"
+    r"|corr?et[ao]|correct[ao]?))(?= ?(?:[.;!|()–—\n]|$|- | -|because|since| \(?[A-J]\)|,(?! (?i:true|false)))))"
 )
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
@@ -127,29 +125,26 @@ _VERDICT = re.compile(
 # What may be said of several decides where it is said of one only: "B fits best".
 _FITTING = _any(
     "fits? works? match(?:es)? satisf(?:y|ies) only(?!_\\w+s\\b) best better describes_it(?:_best|_exactly) "
-    "\\w+ly_(?:follows|states|describes|captures|summari[sz]es|explains|reflects|represents|completes) follows_\\w+ "
-    "would_(?:work|fit) makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) "
-    "(?:must_)?(?:remains?|survives?|holds?|stands?|wins|passes|follows|applies|it_(?:is|shall_be))(?=[.,;!]|_it\\b|$)"
+    "would_(?:work|fit) makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) (?:must_)?(?:remains?|survives?|holds?|stands?|"
+    "wins|passes|follows|applies|it_(?:is|(?:shall|must)_be))(?=[.,;!]|_it\\b|$)"
 )
 _FITS = re.compile(
     rf"(?:^|[^A-Za-z ] ?"
     rf"|\b(?i:{_any('so hence thus therefore both and but that only nur because is think believe these ' + _OPTION)}) )"
     rf"({_GROUP})(?: ?[—–:])? (?:{_FITTING}"
-    rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most [a-z]+est better one only what left necessary valid')})\b(?! \w+ed\b)"
+    rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most [a-z]+est better one only what left necessary valid')})\b"
     rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-zü])"
     rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
 _LEADS = _any(
-    "so thus hence therefore consequently (?:so|no|ok|then),?_it(?:['’]s|_is) thats one['’]s donc also daher somit "
-    "but sondern mais i\\.e\\. except only correct: correction: "
-    "decision: choice: choos(?:e|ing) chose pick(?:ed|ing)? select(?:ed|ing)? say take lean mark circle ans "
-    "answer(?:['’]s)? return prints wähle würde trifft dirais вариант choisi\\w* entscheide_mich_für meinung_nach "
-    "quindi marcaria réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно "
-    "chọn đáp_án 것은 arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to mean(?:s|ing) "
-    "implies guess suggests vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects "
-    "leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
-    "(?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch(?:ing)?|closest|nearest|equal|equivalent)_to "
-    "answer,[^,\\n]{1,40},_is"
+    "so thus hence therefore consequently donc also daher somit but sondern mais i\\.e\\. except only correct: "
+    "correction: decision: choice: choos(?:e|ing) chose pick(?:ed|ing)? select(?:ed|ing)? say take lean mark circle "
+    "ans answer(?:['’]s)? return prints wähle würde trifft dirais вариант choisi\\w* entscheide_mich_für "
+    "meinung_nach quindi marcaria réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ "
+    "выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at settled?_on looks_like looking_for agrees?_on money_on "
+    "bet_on goes_to mean(?:s|ing) implies guess suggests vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? "
+    "expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
+    "(?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch(?:ing)?|closest|nearest|equal|equivalent)_to"
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
@@ -168,17 +163,14 @@ _SUBJECT = re.compile(
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
 _BEFORE = _any("is it's its only get (?<=\\w_)in with for to on at that me from nur это " + _OPTION)
-_ITSELF = _any("is(?!_an?_) does stands(?!_for) itself because then due")
 _MENTIONED = re.compile(
-    rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?=\W*$| ?[^\w ]| {_ITSELF}\b)"
+    rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?=\W*$| ?[^\w ]|"
+    rf" (?:is(?! an? )|does|stands(?! for)|itself|because|then|due)\b)"
     rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|({_BRACKETS})"
 )
 # A letter in a text of small letters: "its b lol".
 _SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]| because| since| cuz|$))(?![\w'’]|\.[a-z])", re.MULTILINE)
-_SMALL_ALONE = re.compile(
-    r"(?<!\w)\([a-hj]\)|(?:(?<=[.!?] )|(?<=\bis )|(?<=\b[tT]hat['’]s )|(?<=\b[iI]t['’]s ))[b-hj](?=[.!]?$)",
-    re.MULTILINE,
-)
+_SMALL_ALONE = re.compile(r"(?<!\w)\([a-hj]\)|(?:(?<=[.!?] )|(?<=\bis )|(?<=[tT]['’]s ))[b-hj](?=[.!]?$)", re.MULTILINE)
 _SMALL_LABEL = re.compile(r"(?i)(?:(?:option|ans(?:wer)?\.?) )?\(?([a-z])(?:[).:]+(?:\s(?!and|or|is not|no)|$)|$)")
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
@@ -200,7 +192,7 @@ _ALL_OF = re.compile(
     rf"|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
     rf"|({_LETTER}) (?:is (?:\w+ )?)?(for|in|if|when|under) [^.\n]{{1,60}}?[ ,;](?!\1){_LETTER} (?:is (?:\w+ )?)?"
     r"(?:\2|otherwise|else)\b"
-    rf"|\b(?:blood|(?<!answer )key|grade|mark|symbol|language|vitamin|note|alphabet|section|team|size)\b"
+    rf"|\b(?:blood|(?<!answer )key|grade|symbol|language|vitamin|note|alphabet|initial|favou?rite|team|size)\b"
     rf"(?: \w+){{0,5}} {_IS} (?:an? )?[A-Z]\b"
     rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
 )
@@ -231,7 +223,7 @@ _TAKEN_BACK = re.compile(
 )
 _CHECKS = re.compile(r"(?i)\blet(?: me|['’]s) (?:check|verify|see|look|double|test|think|consider|compute|re)")
 _ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
-_CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
+_CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if(?! i had)|unless)\b)", re.IGNORECASE)
 # A letter, and the options after it once more.
 _REPEATED = re.compile(r"\W{0,3}[A-J]\b[^\n]{0,80}(?=\n\s{0,3}\(?A[.):] [^\n]{1,200}\n\(?[BC][.):] )")
 # "A:" before a letter stands for "answer".
@@ -407,9 +399,10 @@ def _lists_options(text: str) -> bool:
 
 def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     """Letters at the start of a short text, or those of the option whose text it is."""
-    if exact := _by_text(text, letters, options):
-        return exact
     bare = _bare(text)
+    said = normalize(bare)
+    if exact := {one for one, option in zip(letters, options, strict=False) if normalize(_bare(option)) == said}:
+        return frozenset(exact)
     match = _CHOSEN.match(bare) or _SMALL_LABEL.match(bare)
     found = _named(match[1].upper()) if match else frozenset()
     return found if found <= set(letters) else frozenset()
@@ -426,14 +419,6 @@ def _last_group(match: re.Match[str]) -> frozenset[str]:
 
 def _named(group: str) -> frozenset[str]:
     return frozenset(re.findall(r"[A-Z]", group))
-
-
-def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
-    """The options whose text it is."""
-    said = normalize(_bare(text))
-    return frozenset(
-        letter for letter, option in zip(letters, options, strict=False) if normalize(_bare(option)) == said
-    )
 
 
 def _typed(text: str) -> str:

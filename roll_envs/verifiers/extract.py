@@ -80,7 +80,7 @@ _NEXT = re.compile(
     r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|(?:Next )?(?:[Qq]uestion|[Pp]roblem)|Exercise|Passage|Review|Instruction|Input"
     r"|Human|User)\b[ \d]{0,4}[:.\n]|The following are |[^\n]{0,40}\bnext (?:one|question|problem)\b)"
     r"|\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )"
-    r"|\n\n(?!(?:Wait|Hmm|But|No|However|Actually|Let)\b)[A-Z][^\n]{10,300}[.,]"
+    r"|\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}[.,]"
     r" (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?"
 )
 _SHORT_ANSWER = re.compile(
