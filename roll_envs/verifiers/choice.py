@@ -43,9 +43,14 @@ _LETTER = (
     rf"(?:{_BRACKETS}|(?<![A-Za-z0-9'’+^.=-])(?<!\d )(?!I [a-z])[A-Z](?![A-Za-z0-9'’+^]|[.-][A-Za-z]| ?[=+^]| [<>]))"
 )
 _AND = _any("and or nor und oder et ou y и noch ni")
-_GROUP = rf"{_LETTER}(?: ?(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)?|[,/&、和或\n]) ?{_LETTER}){{0,9}}+"
+# "A, B and C"; in "not A, B is right" and "of A and B, B" the second B is no part of a list.
+_GROUP = (
+    rf"{_LETTER}(?: ?[,/&、和或\n] ?{_LETTER}(?! (?:is|was|has|does|would|can)\b)){{0,9}}+"
+    rf"(?:,? ?{_AND}\b(?: possibly| maybe| perhaps| also)? ?{_LETTER}){{0,9}}+"
+)
 _OF_LIST = re.compile(
-    r"(?:^|\s(?=[(\[])|[^a-z\s]\s|ption |are )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)(?!and\b|or\b)", re.MULTILINE
+    r"(?:^|\s(?=[(\[]|[A-J]\))|[^a-z\s]\s|ption |are )[(\[]?([A-Z])(?:[).:\]]| [–—-]) (?=\S)(?!and\b|or\b)",
+    re.MULTILINE,
 )
 # What a letter is called; also "réponse", "respuesta", "risposta".
 _OPTION = (
@@ -53,24 +58,22 @@ _OPTION = (
     "propos\\w+ (?:sequence|equation|pair|word)s?"
 )
 _SURELY = _any(
-    "therefore thus clearly indeed definitely certainly surely probably likely most_(?:likely|definitely) actually "
-    "simply in_fact also both all only just and_finally finally ultimately the our my your final la le die i_think "
-    "its u[hm]+ h+m+ (?:without_a|no)_doubt without_question i_guess i['’]?d_say ok tl;dr"
+    "therefore thus (?:most_|and_)?\\w+ly prob indeed in_fact also both all just the our my your final la le die its "
+    "u[hm]+ h+m+ yes yep yeah ok(?:ay)? (?:without_a|no)_doubt without_question i_(?:think|guess) i['’]?d_say tl;dr"
 )
 _NAMED = (
-    r"(?:\((?=(?-i:[a-z])))?"
-    rf"(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?{_any(_OPTION)})\b[ :,]{{0,3}}|选项|選項|選択肢){{0,6}}+<?"
+    rf"(?:(?:{_SURELY}|(?-i:a)|either|(?:l['’])?{_any(_OPTION)})\b[ :,]{{0,3}}|选项|選項|選択肢|#?\d[.):] ?){{0,6}}+<?"
 )
 # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
 _FOLLOWING = _any(
-    "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because since as for in on from above below to_me only qui die it_is here "
-    "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that more "
-    "correct right richtig korrekt zu wählen lol without maybe "
-    "[Ii]['’]?m [Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
+    "and(?!_(?:\\w+_)?\\W?[A-HJ]\\b) because cuz since as for in on from above below to_me only qui die it_is here "
+    "porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that which more "
+    "correct right richtig korrekt zu wählen nehmen sagen lol without maybe based if_i_had [Ii]['’]?m "
+    "[Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\\w+est)"
 )
 _END = (
     rf"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?(?i:{_FOLLOWING})\b"
-    r"|(?:选项|選項|项|項)(?![错不误誤])|です|である|だ|とな|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
+    r"|(?:选项|選項|项|項)(?![错不误誤])|比较|更|最|です|である|だ|とな|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
     r"(?!\W{0,3}(?:(?:(?:which )?(?:is|was) )?(?:incorrect|wrong|false)|is not|isn['’]t)\b|\W{0,2}[:.)|?] no\b)"
 )
 _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
@@ -80,8 +83,8 @@ _CHOSEN = re.compile(rf"(?i:{_NAMED})({_GROUP}){_END}", re.MULTILINE)
 # "not B", "neither A nor B", "rather than option C", "Incorrect: A, B".
 _NO = _any(
     "not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up "
-    "compared_(?:with|to) "
-    "second[_-](?:choice|best) ruled?_out eliminat\\w+ descart\\w+"
+    "compared_(?:with|to) second[_-](?:choice|best) ruled?_out eliminat\\w+ discard\\w+ descart\\w+ reject\\w+ "
+    "considered"
 )
 _ABOUT = _any("would be to an? the choose pick select say go going with is est ist es è la " + _OPTION)
 _DENIED = re.compile(
@@ -96,22 +99,19 @@ _IS = _any(
 )
 _RIGHT = _any(
     "correct right best answer way choice pick exception winner \\w+er_(?:choice|answer|option) letter_of all_that "
-    "one_that odd_one chosen selected bonne richtige? korrekt corretta "
-    "correcta poprawna верен corr?et[ao]"
+    "one_that odd_one chosen selected bonne richtige? korrekt corretta correcta poprawna верен corr?et[ao]"
 )
 # "B is the correct answer", "B) Paris is right", "B正确".
 _CALLED_RIGHT = re.compile(
     rf"({_GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b|n['’]t\b"
     rf"|\b(?:not|incorrect|wrong)\b)[^.\n]){{1,60}}?)?,?"
-    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that"
-    rf"|[^.\n]{{1,40}} (?:and|but) [B-HJ]\b)"
+    rf"(?: (?:which )?{_IS} (?:(?:{_SURELY}|{_any(_OPTION)}) ){{0,4}}{_RIGHT}\b(?! that)"
     r"| (?:richtig|korrekt|(?:all )?apply|only(?=[.,;]|$))\b"
     r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|对|正しい|正解|정답|맞))"
 )
-_TRUE = _any("yes true right accept(?:ed)? keep richtig vrai corr?et[ao] correct[ao]?")
 _YES = (
-    rf"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?(?:just )?{_TRUE})(?= ?(?:[.;!|()–—\n]|$|- | -|because|since"
-    rf"|,(?! (?i:true|false)))))"
+    r"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?(?:just )?(?:yes|true|right|accept(?:ed)?|keep|ok(?:ay)?|richtig|vrai"
+    r"|corr?et[ao]|correct[ao]?))(?= ?(?:[.;!|()–—\n]|$|- | -|because|since| \(?[A-J]\)|,(?! (?i:true|false)))))"
 )
 # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
 _VERDICT = re.compile(
@@ -125,31 +125,26 @@ _VERDICT = re.compile(
 # What may be said of several decides where it is said of one only: "B fits best".
 _FITTING = _any(
     "fits? works? match(?:es)? satisf(?:y|ies) only(?!_\\w+s\\b) best better describes_it(?:_best|_exactly) "
-    "\\w+ly_(?:follows|states|describes|captures|summari[sz]es|explains|reflects|represents|completes) follows_\\w+ "
-    "would_(?:work|fit) "
-    "makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) "
-    "(?:must_)?(?:remains?|survives?|holds?|stands?|wins|passes|follows|applies|it_(?:is|shall_be))(?=[.,;!]|_it\\b|$)"
+    "would_(?:work|fit) makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;]) (?:must_)?(?:remains?|survives?|holds?|stands?|"
+    "wins|passes|follows|applies|it_(?:is|(?:shall|must)_be))(?=[.,;!]|_it\\b|$)"
 )
 _FITS = re.compile(
     rf"(?:^|[^A-Za-z ] ?"
     rf"|\b(?i:{_any('so hence thus therefore both and but that only nur because is think believe these ' + _OPTION)}) )"
     rf"({_GROUP})(?: ?[—–:])? (?:{_FITTING}"
-    rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most better one only what left necessary allowed valid')})\b(?! \w+ed\b)"
+    rf"|{_IS} (?:{_SURELY} ){{0,4}}{_any('more most [a-z]+est better one only what left necessary valid')})\b"
     rf"|\b(?i:only|nur) (?i:{_NAMED})({_GROUP}) (?=[a-zü])"
     rf"|(?:is|['’]s)(?: \w+)? what (?i:{_NAMED})({_GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
 )
 _LEADS = _any(
-    "so thus hence therefore consequently (?:so|no|ok|then),?_it(?:['’]s|_is) thats one['’]s donc also daher somit "
-    "but sondern mais i\\.e\\. except only correct: correction: "
-    "decision: choice: choos(?:e|ing) chose pick(?:ing)? select(?:ing)? say take lean mark circle ans "
-    "answer(?:['’]s)? return prints wähle würde trifft choisi\\w* entscheide_mich_für meinung_nach quindi marcaria "
-    "réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 "
-    "arrived?_at settled?_on looks_like looking_for agrees?_on money_on bet_on goes_to mean(?:s|ing) implies guess "
-    "suggests "
-    "vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with "
-    "match(?:es)? consistent_with "
-    "(?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch|closest|nearest|equal|equivalent)_to "
-    "answer,[^,\\n]{1,40},_is"
+    "so thus hence therefore consequently donc also daher somit but sondern mais i\\.e\\. except only correct: "
+    "correction: decision: choice: choos(?:e|ing) chose pick(?:ed|ing)? select(?:ed|ing)? say take lean mark circle "
+    "ans answer(?:['’]s)? return prints wähle würde trifft dirais вариант choisi\\w* entscheide_mich_für "
+    "meinung_nach quindi marcaria réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ "
+    "выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at settled?_on looks_like looking_for agrees?_on money_on "
+    "bet_on goes_to mean(?:s|ing) implies guess suggests vote(?:_for)? towards? go(?:ing)?_(?:with|for) supports? "
+    "expects leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with "
+    "(?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch(?:ing)?|closest|nearest|equal|equivalent)_to"
 )
 # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
 _SO = re.compile(
@@ -162,38 +157,43 @@ _SO = re.compile(
 )
 # "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
 _SUBJECT = re.compile(
-    r"(?i)\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one|"
+    r"(?i)^\W*\|(?:it|that)['’]s|"
+    r"\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one|"
     rf"{_any('solution exception guess winner richtig correcta? bonne risposta ' + _OPTION)}\b)|[(\[]"
 )
 # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
 _BEFORE = _any("is it's its only get (?<=\\w_)in with for to on at that me from nur это " + _OPTION)
-_ITSELF = _any("is(?!_an?_) does stands(?!_for) itself because then due")
 _MENTIONED = re.compile(
-    rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?=\W*$| ?[^\w ]| {_ITSELF}\b)"
+    rf"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{_BEFORE}) )(?:(?i:{_NAMED}))({_GROUP})(?=\W*$| ?[^\w ]|"
+    rf" (?:is(?! an? )|does|stands(?! for)|itself|because|then|due)\b)"
     rf"|\b(?i:{_any(_OPTION)}) ({_LETTER})|({_BRACKETS})"
 )
 # A letter in a text of small letters: "its b lol".
-_SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]|$))(?![\w'’]|\.[a-z])")
-_SMALL_ALONE = re.compile(r"(?<!\w)\([a-hj]\)|(?<=[.!?] )[b-hj](?=[.!]?$)")
+_SMALL = re.compile(r"(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]| because| since| cuz|$))(?![\w'’]|\.[a-z])", re.MULTILINE)
+_SMALL_ALONE = re.compile(r"(?<!\w)\([a-hj]\)|(?:(?<=[.!?] )|(?<=\bis )|(?<=[tT]['’]s ))[b-hj](?=[.!]?$)", re.MULTILINE)
 _SMALL_LABEL = re.compile(r"(?i)(?:(?:option|ans(?:wer)?\.?) )?\(?([a-z])(?:[).:]+(?:\s(?!and|or|is not|no)|$)|$)")
 # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
 _SUPPOSED = re.compile(
     r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why)\b|无法|是否"
 )
 _DOUBT = _any(
-    "(?<!no_)(?<!a_)doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially at_first "
-    "was_going wanting "
-    "instinct you_(?:chose|picked|answered|selected) trap distractor textbook majority first_thought common "
-    "tempt\\w+ many some often people others "
-    "(?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
+    "(?<!no_)(?<!a_)doubt unclear unsure nobody wrong_to may maybe perhaps possibly might could initially "
+    "(?:at|i)_first was_going wanting teacher book friend instinct you_(?:chose|picked|answered|selected) trap "
+    "distractor textbook majority first_(?:thought|guess) common_(?:answer|choice|mistake|error|misconception) "
+    "tempt\\w+ many some often people others (?<!\\bi_)(?<!\\bwe_)would_(?:choose|pick|say|answer) "
     "(?:\\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)"
 )
 _UNSURE = re.compile(rf"(?:\b|(?=n['’]t)){_DOUBT}\b", re.IGNORECASE)
-# "A to D", and what the text of an option or of a list of them says ("E. A and B"): none is chosen.
+# "A to D", "B for adults, C for children", and what the text of an option or of a list of them says ("E. A and B"):
+# none is chosen.
 _ALL_OF = re.compile(
     rf"\b(?:Dr|Mrs?|Ms|Prof)\. [A-Z]\.|(?<!from ){_LETTER} ?(?:to|through|[–-]) ?(?!\[){_LETTER}"
     rf"|\b(?i:between|among|of) {_LETTER}(?:, ?{_LETTER}){{0,9}},? and {_LETTER}"
     rf"|(?<=[A-Z][.):] )(?i:both |either )?{_LETTER},? ?{_AND} {_LETTER}"
+    rf"|({_LETTER}) (?:is (?:\w+ )?)?(for|in|if|when|under) [^.\n]{{1,60}}?[ ,;](?!\1){_LETTER} (?:is (?:\w+ )?)?"
+    r"(?:\2|otherwise|else)\b"
+    rf"|\b(?:blood|(?<!answer )key|grade|symbol|language|vitamin|note|alphabet|initial|favou?rite|team|size)\b"
+    rf"(?: \w+){{0,5}} {_IS} (?:an? )?[A-Z]\b"
     rf"|(?:: |\b(?:are|have) )[(\[]?A(?=[).:\]] [^\n]{{1,80}}?\bB[).:\]] )"
 )
 # A sentence that denies a letter, or only looks at it.
@@ -205,9 +205,7 @@ _NO_CHOICE = re.compile(
 )
 # "D keeps", among sentences about other letters.
 _VERB_AFTER = re.compile(r"^(\W*)([B-HJ])(?= [a-z])")
-_UNDECIDED = re.compile(
-    r"(?i)(?:\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up)"
-)
+_UNDECIDED = re.compile(r"(?i)\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up")
 # The letter that a sentence begins with.
 _BEGINS = re.compile(rf"\W{{0,4}}(?i:{_NAMED})([A-J])\b")
 # "The correct answers are:", and lines that begin with letters.
@@ -218,15 +216,19 @@ _ROWS = re.compile(
 )
 _SO_THEN = re.compile(r"\b(?:so(?! is| are| does| that)|thus|hence|therefore|which (?:makes|leaves|gives))\b")
 _CLAUSE = re.compile(r"[!?;:…\n]|(?<!i\.e)\.(?!e\.)|\b(?:so|thus|hence|therefore|but|however|while)\b", re.IGNORECASE)
+# "Hmm, actually no."
+_TAKEN_BACK = re.compile(
+    r"(?i)\b(?:(?:wait|hmm+|oops|actually|sorry)[,.!… —–-]{1,3}){1,3}(?:actually )?no\b[,.:;!…—– -]{1,3}"
+    r"|\b(?:scratch that|correction|sorry, i misread)[,.:;!…—– -]{1,3}"
+)
 _CHECKS = re.compile(r"(?i)\blet(?: me|['’]s) (?:check|verify|see|look|double|test|think|consider|compute|re)")
 _ALSO = re.compile(r"(?i)\b(?:also|too|as well)\b")
-_CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if|unless)\b)", re.IGNORECASE)
+_CONDITION = re.compile(r"[^.!;:\n]{0,80}?(?:\?|\b(?:if(?! i had)|unless)\b)", re.IGNORECASE)
 # A letter, and the options after it once more.
-_REPEATED = re.compile(r"\W{0,3}[A-J]\b[^\n]{0,80}(?=\n\s?\n\(?A[.):] [^\n]{1,200}\n\(?B[.):] )")
-
-
-# "A:" before a letter stands for "answer", and a box in a reason is no answer.
+_REPEATED = re.compile(r"\W{0,3}[A-J]\b[^\n]{0,80}(?=\n\s{0,3}\(?A[.):] [^\n]{1,200}\n\(?[BC][.):] )")
+# "A:" before a letter stands for "answer".
 _ANSWER_LABEL = re.compile(r"^A: ?(?=\(?[A-J](?:[).:]|$))", re.MULTILINE)
+# A box in a reason is no answer.
 _REASON = re.compile(r"(\\boxed\{[^{}\n]{1,80}\}\$?),? (?:since|because|as|while|whereas)\b[^\n]*")
 
 _Statement = tuple[int, frozenset[str]]
@@ -295,11 +297,19 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     """
     text = plain(reply(answer)).strip()
     repeated = _REPEATED.match(text)
-    text = _ANSWER_LABEL.sub("", repeated[0] if repeated else text)
-    text = _lettered(_REASON.sub(r"\1", text), letters, options)
+    text = _REASON.sub(r"\1", _ANSWER_LABEL.sub("", repeated[0] if repeated else text))
+    written = _read(text, letters, ())
+    return written if len(written) == 1 or not options else _read(_lettered(text, letters, options), letters, options)
+
+
+def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
+    """The letters that a text without what surrounds its answer commits to."""
     if boxes := boxed(text):
         each = [_committed(box, letters, options) for box in boxes]
         return frozenset().union(*each) if all(each) else frozenset()
+    taken_back = list(_TAKEN_BACK.finditer(text))
+    if taken_back and len(found := _read(text[taken_back[-1].end() :].strip(), letters, options)) == 1:
+        return found
     bare = _ALL_OF.sub("…", _bare(text))
     small = _SMALL if bare == bare.lower() else _SMALL_ALONE
     bare = small.sub(lambda match: match[0].upper(), bare)
@@ -307,10 +317,7 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     bare = _DENIED.sub(lambda match: "…" * len(match[0]), bare)
     statements, likely = _statements(bare, letters, options)
     sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", bare) if sentence.strip()] or ["…"]
-    last = sentences[-1].rstrip(" .!")
-    cut_off = (len(sentences) > 1 or len(last.split()) > 10) and (
-        bare[-1].isalnum() or bare[-1] in ",:(" or bool(_CHECKS.search(last) and not re.search(_YES, last))
-    )
+    cut_off = (len(sentences) > 1 or len(bare.split()) > 10) and (bare[-1].isalnum() or bare[-1] in ",:(")
     settled_from = max((match.start() for match in _CHECKS.finditer(bare)), default=0) if cut_off else 0
     for start, found in reversed(statements):
         if found <= set(letters) and start >= max(settled_from, *(denied.get(letter, 0) for letter in found)):
@@ -343,7 +350,7 @@ def _mentioned(sentence: str) -> frozenset[str]:
     found = frozenset().union(*map(_last_group, mentions))
     if not mentions or "?" in sentence or found != _named("".join(re.findall(_LETTER, sentence))):
         return frozenset()
-    before = _CLAUSE.split(sentence[: mentions[0].start()])[-1].rpartition(", ")[2]
+    before = _CLAUSE.split(sentence[: mentions[0].start()])[-1]
     after = _CLAUSE.split(sentence[mentions[-1].end() :])[0]
     return found if _settled(before + sentence[mentions[0].start() : mentions[-1].end()] + after) else frozenset()
 
@@ -363,7 +370,7 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
         is_something = match.re is _SO and match["is"] and not _SUBJECT.search(f"{before}|{match[0]}")
         if match.re is not _FITS and not is_something:
             said.append((start, match.end() if match.re is _CALLED_RIGHT else end, found))
-        elif _asserted(text, start, match.end()):
+        elif not found <= likely and _asserted(text, start, match.end()):
             likely |= found
     if verdicts := list(_VERDICT.finditer(text)):  # of a list of verdicts, all the letters that are right
         found = frozenset().union(*map(_last_group, verdicts))
@@ -371,7 +378,7 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
     for match in _ROWS.finditer(text):
         said.append((match.end(), match.end(), _named("".join(re.findall(r"^[\W\d]*([A-J])", match[1], re.MULTILINE)))))
     kept: list[_Statement] = []
-    for start, end, found in sorted(said, key=lambda one: one[0]):
+    for start, end, found in sorted(said, key=lambda one: one[0])[-200:]:  # the last ones decide
         if found and _asserted(text, start, end):  # "A is right. B is also right."
             kept.append((start, found | (kept[-1][1] if kept and _ALSO.search(text[start:end]) else frozenset())))
     return kept, likely
@@ -392,9 +399,10 @@ def _lists_options(text: str) -> bool:
 
 def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     """Letters at the start of a short text, or those of the option whose text it is."""
-    if exact := _by_text(text, letters, options):
-        return exact
     bare = _bare(text)
+    said = normalize(bare)
+    if exact := {one for one, option in zip(letters, options, strict=False) if normalize(_bare(option)) == said}:
+        return frozenset(exact)
     match = _CHOSEN.match(bare) or _SMALL_LABEL.match(bare)
     found = _named(match[1].upper()) if match else frozenset()
     return found if found <= set(letters) else frozenset()
@@ -411,14 +419,6 @@ def _last_group(match: re.Match[str]) -> frozenset[str]:
 
 def _named(group: str) -> frozenset[str]:
     return frozenset(re.findall(r"[A-Z]", group))
-
-
-def _by_text(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
-    """The options whose text it is."""
-    said = normalize(_bare(text))
-    return frozenset(
-        letter for letter, option in zip(letters, options, strict=False) if normalize(_bare(option)) == said
-    )
 
 
 def _typed(text: str) -> str:
