@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from roll_envs.errors import RollError
+from roll_envs.settings import Seconds
 from trainer.config.algorithm import (
     AdvantageConfig,
     CorrectionConfig,
@@ -23,7 +24,6 @@ from trainer.config.algorithm import (
     Positive,
     ReferenceConfig,
     RewardConfig,
-    Seconds,
     Section,
     Share,
     correction_problems,
