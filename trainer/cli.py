@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from roll_envs.errors import ConfigError, RollError
-from trainer.command import INTERRUPTED, OK, guarded, number
+from trainer.command import INTERRUPTED, OK, add_overrides, guarded, number
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -48,9 +48,7 @@ def _train_parser() -> argparse.ArgumentParser:
         epilog="example: roll-train configs/frozenlake_tiny.yaml seed=1 optimizer.lr=3e-4",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file (docs/configuration.md lists the keys)")
-    parser.add_argument(
-        "overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the file, e.g. steps=20"
-    )
+    add_overrides(parser, "keys laid over the file, e.g. steps=20")
     parser.add_argument("--output", metavar="DIR", help="where the run's folder is made (the same as output=DIR)")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved configuration and the plan, and stop"
@@ -73,7 +71,7 @@ def _explain_parser() -> argparse.ArgumentParser:
         description="Print the formulas and settings that a configuration learns by, and where each comes from.",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the file")
+    add_overrides(parser)
     return parser
 
 
@@ -93,9 +91,7 @@ def _replay_parser() -> argparse.ArgumentParser:
         "print its numbers beside the recorded ones; writes nothing.",
     )
     parser.add_argument("run", metavar="RUN", help="run folder")
-    parser.add_argument(
-        "overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the run's config.yaml"
-    )
+    add_overrides(parser, "keys laid over the run's config.yaml")
     parser.add_argument("--step", type=number(int, 1), metavar="N", required=True, help="training step, from 1")
     return parser
 
@@ -131,7 +127,7 @@ def _plan_parser() -> argparse.ArgumentParser:
         "takes. Nothing is started; a run that cannot fit is refused.",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the file")
+    add_overrides(parser)
     whole, positive, share = number(int, 1), number(float, 0, above=True), number(float, 0, above=True, most=1)
     many = number(int, 1, most=10_000)
     parser.add_argument("--nodes", type=many, default=1, metavar="N", help="machines (default: 1)")

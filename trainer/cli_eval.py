@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_envs.errors import RollError
-from trainer.command import OK, guarded, number
+from trainer.command import OK, add_overrides, guarded, number
 
 if TYPE_CHECKING:
     from trainer.run.evaluate import PhaseResult
@@ -43,7 +43,7 @@ def _eval_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "path", metavar="RUN_OR_CONFIG", help="run folder (its last checkpoint), a checkpoint, or a YAML file"
     )
-    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the YAML file")
+    add_overrides(parser, "keys laid over the YAML file")
     parser.add_argument(
         "--tasks",
         type=number(int, 1),

@@ -1,4 +1,4 @@
-"""What the commands have in common: exit statuses, messages for mistakes, and numbers among their arguments.
+"""What the commands have in common: exit statuses, messages for mistakes, overrides and numbers among their arguments.
 
 A user's mistake is one message on stderr and exit status 2; Ctrl-C exits with 130.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from roll_envs.errors import MissingExtraError, RollError
 
-__all__ = ["INTERRUPTED", "MISTAKE", "OK", "guarded", "number"]
+__all__ = ["INTERRUPTED", "MISTAKE", "OK", "add_overrides", "guarded", "number"]
 
 OK, MISTAKE, INTERRUPTED = 0, 2, 130
 _EXTRA_MODULES = ("yaml", "rich", "torch", "transformers", "tokenizers", "safetensors", "matplotlib", "tensorboard")
@@ -47,6 +47,11 @@ def _complain(command: str, message: str) -> int:
     text = f"{command}: {message}" if len(lines) == 1 else f"{command}:\n" + "\n".join(f"  {line}" for line in lines)
     print(text, file=sys.stderr)
     return MISTAKE
+
+
+def add_overrides(parser: argparse.ArgumentParser, laid_over: str = "keys laid over the file") -> None:
+    """Add the argument ``overrides``, any number of ``key=value``; ``laid_over`` is what its help says."""
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help=laid_over)
 
 
 def number(
