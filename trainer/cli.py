@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from roll_envs.errors import ConfigError, RollError
-from trainer.command import INTERRUPTED, OK, add_overrides, guarded, number
+from trainer.command import INTERRUPTED, OK, add_overrides, check_command, guarded, number
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -33,8 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser, work = _COMMANDS[arguments[0]]
         options = parser().parse_intermixed_args(arguments[1:])
         return guarded("roll-train", lambda: work(options))
+    return guarded("roll-train", lambda: _train_or_dry_run(arguments))
+
+
+def _train_or_dry_run(arguments: Sequence[str]) -> int:
+    check_command(arguments, _COMMANDS, "command or configuration file")
     options = _train_parser().parse_intermixed_args(arguments)
-    return guarded("roll-train", lambda: _dry_run(options) if options.dry_run else _train(options))
+    return _dry_run(options) if options.dry_run else _train(options)
 
 
 def _train_parser() -> argparse.ArgumentParser:

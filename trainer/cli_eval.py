@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_envs.errors import RollError
-from trainer.command import OK, add_overrides, guarded, number
+from trainer.command import OK, add_overrides, check_command, guarded, number
 
 if TYPE_CHECKING:
     from trainer.run.evaluate import PhaseResult
@@ -28,8 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["rescore"]:
         options = _rescore_parser().parse_args(arguments[1:])
         return guarded("roll-eval", lambda: _rescore(options))
-    options = _eval_parser().parse_intermixed_args(arguments)
-    return guarded("roll-eval", lambda: _evaluate(options))
+    return guarded("roll-eval", lambda: _evaluate(arguments))
 
 
 def _eval_parser() -> argparse.ArgumentParser:
@@ -72,7 +71,9 @@ def _rescore_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _evaluate(options: argparse.Namespace) -> int:
+def _evaluate(arguments: Sequence[str]) -> int:
+    check_command(arguments, ["rescore"], "command, run or configuration file")
+    options = _eval_parser().parse_intermixed_args(arguments)
     from trainer.run.report import Report
 
     chosen = {name: getattr(options, name) for name in ("tasks", "seed", "temperature")} | {"env_id": options.env}
