@@ -229,11 +229,13 @@ def _resume(options: argparse.Namespace) -> int:
     from trainer.run.folder import RunFolder
     from trainer.run.report import Report
 
-    with RunFolder.open(options.run) as folder:
+    report = Report()
+    # Locked before the machine is looked at, which the process that trains there may fill.
+    with RunFolder.open(options.run) as folder, folder.locked(report.say):
         from trainer.run.loop import resume
         from trainer.run.preflight import preflight
 
-        report, ready = Report(), preflight(folder.config)
+        ready = preflight(folder.config)
         _print_ready(report, ready)
         path = Path(os.path.abspath(options.run))
         if path.parent.name == "checkpoints":

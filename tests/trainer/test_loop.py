@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -108,8 +109,8 @@ def test_a_run_writes_everything(whole: Whole) -> None:
     config = load_config(path / "config.yaml")
     assert (config.steps, config.learner.pack_tokens, config.advantage.name) == (5, 64, "gigpo")
     assert sorted(p.name for p in path.iterdir()) == [
-        "checkpoints", "config.yaml", "episodes", "learning_curve.png", "metrics.jsonl", "model", "summary.json",
-        "tensorboard",
+        ".lock", "checkpoints", "config.yaml", "episodes", "learning_curve.png", "metrics.jsonl", "model",
+        "summary.json", "tensorboard",
     ]  # fmt: skip
     assert (path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((path / "tensorboard").glob("events.out.tfevents.*"))
@@ -481,6 +482,27 @@ def test_a_killed_run_goes_on_the_same(whole: Whole, tmp_path: Path, moment: str
     assert path is not None
     go_on(path)
     assert_same_curve(whole[0], path)
+
+
+def test_a_run_that_goes_on_elsewhere_is_read_but_not_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = roll_train(str(write_config(tmp_path, steps=99)), log=tmp_path / "log")
+    assert stop_when(process, lambda: bool(list(tmp_path.glob("runs/*/checkpoints/step-*"))), signal.SIGSTOP)
+    path = the_run(tmp_path)
+    assert path is not None
+    before = sorted(path.rglob("*"))
+    for _ in range(2):
+        assert main(["resume", str(path)]) == MISTAKE
+        said = f"roll-train: process {process.pid} on {socket.gethostname()} trains in {path}; wait until it ends"
+        assert capsys.readouterr().err.startswith(said)
+    with pytest.raises(RollError, match="trains in"):
+        go_on(path)
+    assert sorted(path.rglob("*")) == before, "a refused resume changed the folder"
+    assert evaluate_run(path, tasks=2).tasks == 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert go_on(path, steps=1)["steps"] == 1
 
 
 def test_training_on_from_a_finished_run(tmp_path: Path) -> None:

@@ -91,7 +91,12 @@ def train(config: RunConfig, folder: RunFolder, report: Report) -> dict[str, Any
 
     Ctrl-C saves a checkpoint at the last whole step and raises ``KeyboardInterrupt``.
     """
-    with Session(config) as session, LearnerRanks(config) as ranks, Interrupts() as interrupts:
+    with (
+        folder.locked(report.say),
+        Session(config) as session,
+        LearnerRanks(config) as ranks,
+        Interrupts() as interrupts,
+    ):
         return _finished(_Run(session, folder, report, interrupts, _Counters(), ranks))
 
 
@@ -100,8 +105,14 @@ def resume(
 ) -> dict[str, Any]:
     """Go on with the run in ``folder`` from its newest checkpoint, or from ``checkpoint``; ``steps`` trains further.
 
-    Raises :class:`CheckpointError` when the checkpoint cannot be loaded.
+    Raises :class:`CheckpointError` when the checkpoint cannot be loaded, and :class:`RollError` when another process
+    trains in the folder.
     """
+    with folder.locked(report.say):
+        return _resume(folder, report, steps, checkpoint)
+
+
+def _resume(folder: RunFolder, report: Report, steps: int | None, checkpoint: Path | None) -> dict[str, Any]:
     state = load_checkpoint(checkpoint or folder.path)
     counters = _Counters.load(state, folder.path)
     if steps is not None and counters.steps > steps:
