@@ -140,10 +140,13 @@ def test_every_random_state_continues(tmp_path: Path) -> None:
         assert draws() == expected
 
 
-def test_the_newest_are_kept_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    for step in (1, 2, 10, 10, 9):
-        save_checkpoint(tmp_path, state(step), keep=3)
-    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000009", "step-000010", "step-000010-r2"]
+def test_the_newest_of_so_many_steps_are_kept_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    """A step is saved twice where it is evaluated, as the last one is."""
+    for step in (1, 2, 9, 10, 10):
+        save_checkpoint(tmp_path, state(step), keep=2)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000009", "step-000010-r2"]
+    save_checkpoint(tmp_path, state(9), keep=2)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000009-r2", "step-000010-r2"]
     saved = save_checkpoint(tmp_path, state(3), keep=1)
     assert saved.is_dir(), "what was just saved is kept, even when a later step is there"
     assert load_checkpoint(tmp_path).step == 10

@@ -48,7 +48,7 @@ from trainer.config.load import load_config
 from trainer.data.batches import Batch, Denominators
 from trainer.engines.hf import HFEngine
 from trainer.rollout.source import HELD_OUT_SEEDS, Session, draw_tasks, held_out_tasks
-from trainer.run.checkpoint import list_checkpoints, load_checkpoint
+from trainer.run.checkpoint import CheckpointState, list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics
 from trainer.run.loop import resume, train
@@ -118,7 +118,7 @@ def test_a_run_writes_everything(whole: Whole) -> None:
         assert (path / "episodes" / f"evaluation-step-{step:06d}.txt").stat().st_size > 100
         records = (path / "episodes" / f"evaluation-step-{step:06d}.jsonl").read_text().splitlines()
         assert [json.loads(line)["task"]["index"] for line in records] == list(range(12))
-    assert [p.name for p in list_checkpoints(path / "checkpoints")] == ["step-000008", "step-000009", "step-000009-r2"]
+    assert [p.name for p in list_checkpoints(path / "checkpoints")] == ["step-000007", "step-000008", "step-000009-r2"]
     assert (path / "model" / "config.json").is_file()
     assert json.loads((path / "summary.json").read_text()) == json.loads(json.dumps(summary))
 
@@ -170,7 +170,7 @@ def test_what_is_saved_is_the_policy_as_it_is_then(whole: Whole) -> None:
         steps = state.progress["steps"]
         assert state.success == (measured[steps] if steps in evaluated else None)
         found.append((steps, state.success is None))
-    assert found == [(4, False), (5, True), (5, False)]
+    assert found == [(3, True), (4, False), (5, False)]
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,23 @@ def test_what_is_saved_is_the_policy_as_it_is_then(whole: Whole) -> None:
     ],
 )
 def test_checkpoints_are_saved_when_they_are_due(
-    tmp_path: Path, checkpoint: dict[str, int], evaluation: int, expected: list[tuple[int, int | None]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: dict[str, int],
+    evaluation: int,
+    expected: list[tuple[int, int | None]],
 ) -> None:
-    """Training steps of each checkpoint, and the evaluation that its success is of."""
+    """Training steps of each checkpoint, and the evaluation that its success is of; the last of each step stays."""
+    saved: list[tuple[int, float | None]] = []
+    last: dict[int, tuple[int, float | None]] = {}
+    save = trainer.run.saving.save_checkpoint
+
+    def noted(folder: Path, state: CheckpointState, **more: Any) -> Path:
+        saved.append((state.progress["steps"], state.success))
+        last[state.step] = saved[-1]
+        return save(folder, state, **more)
+
+    monkeypatch.setattr(trainer.run.saving, "save_checkpoint", noted)
     path, summary = run(
         tmp_path,
         warm_start={"steps": 1},
@@ -192,10 +206,9 @@ def test_checkpoints_are_saved_when_they_are_due(
         evaluation={"tasks": 3, "every": evaluation},
     )
     measured = {phase["step"]: phase["success"] for phase in summary["phases"]}
+    assert saved == [(steps, None if of is None else measured[of]) for steps, of in expected]
     found = [load_checkpoint(one) for one in list_checkpoints(path)]
-    assert [(state.progress["steps"], state.success) for state in found] == [
-        (steps, None if of is None else measured[of]) for steps, of in expected
-    ]
+    assert [(state.progress["steps"], state.success) for state in found] == list(last.values())
 
 
 def test_the_warm_start_learns_at_a_temperature_of_1(whole: Whole, tmp_path: Path) -> None:
@@ -533,8 +546,8 @@ def test_a_resume_puts_back_what_no_metric_shows(whole: Whole, tmp_path: Path) -
     assert torch.equal(torch.get_rng_state(), saved.random["torch"])
     assert summary["training_seconds"] == saved.progress["seconds"]
     names = [p.name for p in list_checkpoints(path)]
-    with pytest.raises(ConfigError, match="has done 4 steps already"):
-        go_on(path, steps=3, checkpoint=list_checkpoints(path)[0])
+    with pytest.raises(ConfigError, match="has done 3 steps already"):
+        go_on(path, steps=2, checkpoint=list_checkpoints(path)[0])
     assert [p.name for p in list_checkpoints(path)] == names, "a refused resume set checkpoints aside"
 
 

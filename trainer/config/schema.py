@@ -394,7 +394,7 @@ class CheckpointConfig(Section):
     """Training goes on while a checkpoint is written: it waits only until weights and optimiser are copied in memory
     (time/checkpoint_s), which is then needed twice. With several ranks each has its share of the copy."""
     keep: Positive = 2
-    """Newest checkpoints that are kept."""
+    """Checkpoints that are kept: the last one of each of so many newest steps."""
     keep_best: Count = 0
     """Also keep so many of the checkpoints with the highest held-out success (saved at each evaluation)."""
 

@@ -105,8 +105,8 @@ def save_checkpoint(
     keep_best: int = 0,
     shares: Shares | None = None,
 ) -> Path:
-    """Write ``state`` as a new checkpoint in ``folder`` and return its path; then remove all but the newest ``keep``
-    and the ``keep_best`` with the highest ``success`` (the newer of equal ones).
+    """Write ``state`` as a new checkpoint in ``folder`` and return its path; then remove all but the newest one of
+    the last ``keep`` steps and the ``keep_best`` with the highest ``success`` (the newer of equal ones).
 
     With ``shares``, their files have the numbers, and of ``state`` only the names of networks and the form of the
     optimisers' states are used.
@@ -137,8 +137,9 @@ def save_checkpoint(
         files = {**written, **{p.name: _measured(p) for p in temporary.iterdir() if p.name not in written}}
         manifest = {"format": SHARED_FORMAT if written else FORMAT, "files": files, "versions": versions()}
         _write_json(temporary / "manifest.json", {**manifest, "networks": list(networks)})
+    newest = {_order(path)[0]: path for path in list_checkpoints(parent)}  # the last one of each step
     # The new one is kept even where later steps are there: a run that went on from an older checkpoint.
-    kept = {final, *list_checkpoints(parent)[-keep:], *best_checkpoints(parent)[:keep_best]}
+    kept = {final, *list(newest.values())[-keep:], *best_checkpoints(parent)[:keep_best]}
     for old in set(list_checkpoints(parent)) - kept:
         shutil.rmtree(old, ignore_errors=True)
     return final
