@@ -1,9 +1,10 @@
 """Checkpoints: everything a run needs to go on exactly where it was, checked on the way back in.
 
 A checkpoint is a folder ``step-000120`` with ``model.safetensors``, ``training.pt`` (optimiser, random states),
-``progress.json`` and ``manifest.json`` (format, sizes, SHA-256). It is written beside its place and renamed, so that a
-name that exists is whole; nothing is ever overwritten. Loading runs no code of the file (safetensors,
-``weights_only``). Weights are written and read one tensor at a time: no second copy of the model exists while saving.
+``progress.json`` and ``manifest.json`` (format, sizes, SHA-256 of all and of itself). It is written beside its place
+and renamed, so that a name that exists is whole; nothing is ever overwritten. Loading runs no code of the file
+(safetensors, ``weights_only``). Weights are written and read one tensor at a time: no second copy of the model exists
+while saving.
 
 Where the learner is in several ranks (:mod:`trainer.learner.snapshot`), each writes a file with its share of all
 networks and optimisers, ``rank-00003.safetensors``; ``training.pt`` then has the optimisers' states without numbers.
@@ -136,7 +137,8 @@ def save_checkpoint(
         _write_json(temporary / "progress.json", {name: getattr(state, name) for name in _IN_PROGRESS})
         files = {**written, **{p.name: _measured(p) for p in temporary.iterdir() if p.name not in written}}
         manifest = {"format": SHARED_FORMAT if written else FORMAT, "files": files, "versions": versions()}
-        _write_json(temporary / "manifest.json", {**manifest, "networks": list(networks)})
+        manifest["networks"] = list(networks)
+        _write_json(temporary / "manifest.json", {**manifest, "sha256": _digest(manifest)})
     newest = {_order(path)[0]: path for path in list_checkpoints(parent)}  # the last one of each step
     # The new one is kept even where later steps are there: a run that went on from an older checkpoint.
     kept = {final, *list(newest.values())[-keep:], *best_checkpoints(parent)[:keep_best]}
@@ -263,6 +265,9 @@ def _checked_files(folder: Path) -> tuple[list[str], list[str] | None]:
     """The names of all files, each checked against the manifest; and of the networks in them, where it lists them."""
     with _reading(folder, "manifest.json") as path:
         manifest = json.loads(path.read_bytes())
+        own = manifest.pop("sha256", None)  # older ones have none
+        if own not in (None, _digest(manifest)):
+            raise ValueError("its SHA-256 is not the one written")
         found, saver = manifest["format"], manifest.get("versions", {}).get("roll-envs", "unknown")
         # Another format may list its files in another way; that it is another one is said below.
         listed = manifest["files"].items() if found in _FILES else ()
@@ -282,7 +287,8 @@ def _checked_files(folder: Path) -> tuple[list[str], list[str] | None]:
             how = "is corrupt (its SHA-256 is not the one written)"
             if measured["size"] != written["size"]:
                 how = f"has {measured['size']} bytes where {written['size']} were written"
-            raise CheckpointError(f"checkpoint {folder}: {name} {how}")
+            doubt = "" if own else "; or manifest.json is corrupt, which lists that and has no checksum of its own"
+            raise CheckpointError(f"checkpoint {folder}: {name} {how}{doubt}")
     return list(files), manifest.get("networks")
 
 
@@ -302,6 +308,10 @@ def _reading(folder: Path, name: str) -> Iterator[Path]:
 def _measured(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": file.tell()}
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _write_json(path: Path, value: Any) -> None:
