@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from loop_runs import assert_same_curve, run
+from loop_runs import assert_same_curve, run, without_times
 from oracle_cases import DEFAULTS
 from oracle_steps import learning_rate
 
+import trainer.run.loop
 from roll_envs.types import Group, Task, Trajectory
 from trainer.cluster.crew import RankError
 from trainer.cluster.learner_ranks import LearnerRanks
@@ -26,7 +27,7 @@ from trainer.rollout.source import Session
 from trainer.rollout.stream import RecordReader
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.folder import RunFolder, read_metrics
-from trainer.run.loop import load_parts
+from trainer.run.loop import load_parts, resume
 from trainer.run.report import Report
 from trainer.run.update import update
 
@@ -251,3 +252,36 @@ def test_ranks_that_are_lost_while_they_are_started_again_take_another_restart(
     else:
         assert run(tmp_path, **changes, **placed)[1]["steps"] == 2
     assert losses == []
+
+
+@pytest.mark.parametrize("what", ["begin_phase", "load_parts"])
+def test_ranks_that_are_lost_while_a_resume_begins_take_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None, what: str
+) -> None:
+    changes: dict[str, Any] = {"checkpoint": {"every": 1}, "evaluation": {"tasks": 2, "every": 0}}
+    whole, _ = run(tmp_path / "whole", **changes, steps=2)
+    path, _ = run(tmp_path / "lost", **changes, steps=1)
+    function, losses, ended = getattr(trainer.run.loop, what), ["gone", "gone", "gone"], list[str]()
+
+    def lost(*arguments: Any, **given: Any) -> Any:
+        if losses:
+            raise RankError(losses.pop())
+        return function(*arguments, **given)
+
+    def go_on() -> dict[str, Any]:
+        with RunFolder.open(path) as folder:
+            return resume(folder, Report.silent(), 2)
+
+    end = LearnerRanks.end
+    monkeypatch.setattr(LearnerRanks, "end", lambda self: (ended.append("ranks"), end(self)))
+    monkeypatch.setattr(f"trainer.run.loop.{what}", lost)
+    before = without_times(path)
+    with pytest.raises(RankError, match="gone"):
+        go_on()  # placement.learner.restarts is 1
+    assert losses == ["gone"]
+    assert without_times(path) == before, "a resume that failed changed the metrics"
+    ended.clear()
+    assert go_on()["steps"] == 2
+    assert ended == ["ranks", "ranks"], "those that are lost, and those at the end"
+    assert [(r["phase"], r["step"]) for r in read_metrics(path, "train")] == [("train", 1), ("train", 2)]
+    assert load_checkpoint(path).cursor == load_checkpoint(whole).cursor

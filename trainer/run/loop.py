@@ -10,7 +10,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -97,7 +97,7 @@ def train(config: RunConfig, folder: RunFolder, report: Report) -> dict[str, Any
         LearnerRanks(config) as ranks,
         Interrupts() as interrupts,
     ):
-        return _finished(_Run(session, folder, report, interrupts, _Counters(), ranks))
+        return _finished(lambda: _Run(session, folder, report, interrupts, _Counters(), ranks), folder, report, ranks)
 
 
 def resume(
@@ -133,31 +133,37 @@ def _resume(folder: RunFolder, report: Report, steps: int | None, checkpoint: Pa
             raise CheckpointError(
                 f"{error}; the section model of {folder.path / 'config.yaml'} must be what the run began with"
             ) from error
-        run = _Run(session, folder, report, interrupts, counters, ranks)
-        run.load(state)
-        # Only now, when nothing can refuse the checkpoint any more, is the folder changed.
-        if checkpoint is not None:
-            set_aside_after(checkpoint)
-        run.rewind_folder()
-        return _finished(run)
+
+        def begin() -> _Run:
+            run = _Run(session, folder, report, interrupts, counters, ranks)
+            run.load(state)
+            # Only now, when nothing can refuse the checkpoint any more, is the folder changed.
+            if checkpoint is not None:
+                set_aside_after(checkpoint)
+            run.rewind_folder()
+            return run
+
+        return _finished(begin, folder, report, ranks)
 
 
-def _finished(run: _Run) -> dict[str, Any]:
-    """The summary of ``run``, gone through to its end. Where ranks of its learner are lost it goes on from the last
-    checkpoint with new ones, as often as ``placement.learner.restarts`` says."""
-    restarts = left = run.config.placement.learner.restarts
+def _finished(begin: Callable[[], _Run], folder: RunFolder, report: Report, ranks: LearnerRanks) -> dict[str, Any]:
+    """The summary of the run that ``begin`` gives, gone through to its end. Where ranks of its learner are lost, also
+    while it begins, it goes on from the last checkpoint with new ones, as often as ``placement.learner.restarts``
+    says."""
+    left = folder.config.placement.learner.restarts
     while True:
         try:
-            if left < restarts:
-                run = run.again()
+            run = begin()
+            begin = run.again
             return run.go()
         except RankError as error:
-            if not left or latest_good(run.folder.path) is None:
+            if not left or latest_good(folder.path) is None:
                 raise
             left -= 1
-            run.report.say(
+            report.say(
                 f"{error}\nStarting the ranks again from the last checkpoint; this may happen {left} times more."
             )
+            ranks.end()
 
 
 class _Run:
@@ -217,7 +223,6 @@ class _Run:
 
     def again(self) -> _Run:
         """This run from its last checkpoint, with new ranks; engine and environments stay as they are."""
-        self.ranks.end()
         self.source.cancel()
         state = load_checkpoint(self.folder.path)
         load_weights(self.session.model.network, state.model())
