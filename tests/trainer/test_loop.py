@@ -558,18 +558,77 @@ def damage(checkpoint: Path) -> None:
     file.write_bytes(data)
 
 
-def test_a_corrupt_newest_checkpoint_offers_the_one_before(whole: Whole, tmp_path: Path) -> None:
+def test_a_corrupt_checkpoint_that_is_asked_for_offers_the_one_before(whole: Whole, tmp_path: Path) -> None:
     path = tmp_path / "copy"
     shutil.copytree(whole[0], path)
     *_, before, newest = list_checkpoints(path / "checkpoints")
     damage(newest)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is corrupt") as error:
-        go_on(path)
+        go_on(path, checkpoint=newest)
     assert f"roll-train resume {before}" in str(error.value)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is corrupt"):
+        evaluate_run(path, tasks=2)
     assert without_times(path) == without_times(whole[0]), "a failed resume changed the metrics"
     go_on(path, checkpoint=before)
     assert_same_curve(whole[0], path)
     assert (path / "checkpoints" / f"set-aside-{newest.name}").is_dir()
+
+
+def without_notes_of_damage(path: Path) -> list[float]:
+    """Take ``checkpoint/damaged`` out of the metrics of a run; what it was."""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    noted = [line.pop("checkpoint/damaged") for line in lines if "checkpoint/damaged" in line]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return noted
+
+
+def test_a_resume_passes_over_damaged_checkpoints_and_says_what_is_lost(
+    whole: Whole, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(whole[0], path)
+    oldest, middle, newest = list_checkpoints(path / "checkpoints")
+    damage(newest)
+    (middle / "training.pt").unlink()
+    with RunFolder.open(path) as folder:
+        resume(folder, Report())
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"DAMAGED: checkpoint {newest}: model.safetensors is corrupt" in said
+    assert f"DAMAGED: checkpoint {middle}: training.pt is missing" in said
+    assert f"Going on from {oldest}, the newest one that is whole: training steps 4 to 5 are played and" in said
+    assert all((path / "checkpoints" / f"set-aside-{one.name}").is_dir() for one in (middle, newest))
+    assert without_notes_of_damage(path) == [2.0, 2.0]
+    assert_same_curve(whole[0], path)
+
+
+@pytest.mark.parametrize("kind", ["all damaged", "another format", "not to be read"])
+def test_a_resume_that_finds_no_whole_checkpoint_changes_nothing(
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Nor does it pass over one that is whole, and cannot be read for another reason."""
+    path = tmp_path / "copy"
+    shutil.copytree(whole[0], path)
+    there = list_checkpoints(path / "checkpoints")
+    if kind == "all damaged":
+        said = r"\n.*no checkpoint of .* is whole; start the run anew"
+        for one in there:
+            damage(one)
+    elif kind == "another format":
+        said = "its format is 4, this release reads"
+        (there[-1] / "manifest.json").write_text('{"format": 4, "files": {}}')
+    else:
+        said, read = r"manifest\.json cannot be read \(PermissionError", Path.read_bytes
+
+        def refused(self: Path) -> bytes:
+            if self == there[-1] / "manifest.json":
+                raise PermissionError("no")
+            return read(self)
+
+        monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(CheckpointError, match=said):
+        go_on(path)
+    assert list_checkpoints(path / "checkpoints") == there
+    assert without_times(path) == without_times(whole[0])
 
 
 def test_a_checkpoint_of_another_model_is_an_error(whole: Whole, tmp_path: Path) -> None:

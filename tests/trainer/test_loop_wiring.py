@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from loop_runs import assert_same_curve, run, without_times
+from loop_runs import assert_same_curve, configured, run, without_times
 from oracle_cases import DEFAULTS
 from oracle_steps import learning_rate
 
@@ -25,9 +25,9 @@ from trainer.cluster.learner_ranks import LearnerRanks
 from trainer.rollout.scheduler import GroupSource
 from trainer.rollout.source import Session
 from trainer.rollout.stream import RecordReader
-from trainer.run.checkpoint import load_checkpoint
+from trainer.run.checkpoint import list_checkpoints, load_checkpoint
 from trainer.run.folder import RunFolder, read_metrics
-from trainer.run.loop import load_parts, resume
+from trainer.run.loop import load_parts, resume, train
 from trainer.run.report import Report
 from trainer.run.update import update
 
@@ -226,6 +226,32 @@ def test_a_run_whose_ranks_are_lost_goes_on_from_its_last_checkpoint(
     assert_same_curve(path, whole)
     records = [RecordReader(RunFolder.open(each).stream_path).members for each in (path, whole)]
     assert [(m.phase, m.step) for m in records[0]] == [(m.phase, m.step) for m in records[1]]
+
+
+def test_lost_ranks_go_on_from_the_newest_checkpoint_that_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = list[int]()
+
+    def lost_once(*arguments: Any, **given: Any) -> Any:
+        begun.append(given["step"])
+        if begun == [0, 1, 2]:
+            newest = list_checkpoints(next(tmp_path.glob("runs/*")))[-1]
+            (newest / "model.safetensors").write_bytes(b"rotten")
+            raise RankError("rank 1 is gone")
+        return update(*arguments, **given)
+
+    monkeypatch.setattr("trainer.run.loop.update", lost_once)
+    config = configured(tmp_path, steps=3, checkpoint={"every": 1}, evaluation={"tasks": 2, "every": 0})
+    with RunFolder.create(config) as folder:
+        train(config, folder, Report())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "step-000006: model.safetensors has 6 bytes where" in said
+    assert "step-000005, the newest one that is whole: training steps 2 to 2 are played and learnt again" in said
+    assert begun == [0, 1, 2, 1, 2]
+    noted = [record.get("checkpoint/damaged") for record in read_metrics(folder.path, "train")]
+    assert noted == [None, 1.0, 1.0]
+    assert [path.name for path in folder.checkpoints_path.glob("set-aside-*")] == ["set-aside-step-000006"]
 
 
 @pytest.mark.parametrize("restarts", [1, 2])

@@ -50,6 +50,10 @@ _IN_TRAINING, _IN_PROGRESS = ("optimizer", "random"), ("step", "version", "curso
 """The fields of a :class:`CheckpointState` that ``training.pt`` and ``progress.json`` hold."""
 
 
+class _DamagedError(CheckpointError):
+    """A file of the checkpoint is missing, or is not what was written."""
+
+
 def capture_random() -> dict[str, Any]:
     """The states of the global generators of Python, numpy and torch: plain values and tensors, so that they load
     without running code."""
@@ -157,34 +161,55 @@ def prepare(folder: Path) -> None:
 def load_checkpoint(path: str | os.PathLike[str]) -> CheckpointState:
     """Load the checkpoint at ``path``, or the newest one when ``path`` is a run folder or its ``checkpoints`` folder.
 
-    Raises CheckpointError that names the file, the reason and the newest earlier checkpoint that is whole. It never
-    falls back by itself: going on from an older state is the user's choice.
+    Raises CheckpointError that names the file, the reason and the newest earlier checkpoint that is whole; what is
+    asked for is read, or nothing. :func:`load_newest` falls back.
     """
     folder = _find(Path(path))
     try:
-        names, networks = _checked_files(folder)
-        tensors = [name for name in names if name.endswith(".safetensors")]
-        for name in tensors:
-            with _reading(folder, name) as file:
-                weight_file(file)  # which checks its header
-        # Older ones do not list their networks, which have files of their own.
-        own = networks is None or "model.safetensors" in tensors
-        files = SavedFiles(folder.resolve(), () if own else tuple(sorted(tensors)))
-        weights: dict[str, WeightSource] = {
-            name: partial(files.weights, name) for name in networks or [Path(name).stem for name in tensors]
-        }
-        with _reading(folder, "training.pt"):
-            saved = files.training()
-            training = {name: saved[name] for name in _IN_TRAINING}
-        with _reading(folder, "progress.json") as file:
-            progress = json.loads(file.read_bytes())
-        return CheckpointState(model=weights.pop("model"), others=weights, files=files, **training, **progress)
+        return _load(folder)
     except CheckpointError as error:
         good = latest_good(folder.parent, before=folder)
         advice = "there is no earlier good one"
         if good is not None:
             advice = f"the newest good one before it: roll-train resume {shlex.quote(str(good))}"
         raise CheckpointError(f"{error}; {advice}") from error
+
+
+def load_newest(folder: str | os.PathLike[str]) -> tuple[CheckpointState, Mapping[Path, str]]:
+    """Load the newest checkpoint of a run folder that is not damaged; and what is wrong with each newer one.
+
+    Raises CheckpointError where all are damaged, there is none, or one is whole and cannot be read all the same (it is
+    of another release, say).
+    """
+    damaged: dict[Path, str] = {}
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return _load(path), damaged
+        except _DamagedError as error:
+            damaged[path] = str(error)
+    if damaged:
+        raise CheckpointError("\n".join([*damaged.values(), f"no checkpoint of {folder} is whole; start the run anew"]))
+    return load_checkpoint(folder), {}  # which says that there is none
+
+
+def _load(folder: Path) -> CheckpointState:
+    names, networks = _checked_files(folder)
+    tensors = [name for name in names if name.endswith(".safetensors")]
+    for name in tensors:
+        with _reading(folder, name) as file:
+            weight_file(file)  # which checks its header
+    # Older ones do not list their networks, which have files of their own.
+    own = networks is None or "model.safetensors" in tensors
+    files = SavedFiles(folder.resolve(), () if own else tuple(sorted(tensors)))
+    weights: dict[str, WeightSource] = {
+        name: partial(files.weights, name) for name in networks or [Path(name).stem for name in tensors]
+    }
+    with _reading(folder, "training.pt"):
+        saved = files.training()
+        training = {name: saved[name] for name in _IN_TRAINING}
+    with _reading(folder, "progress.json") as file:
+        progress = json.loads(file.read_bytes())
+    return CheckpointState(model=weights.pop("model"), others=weights, files=files, **training, **progress)
 
 
 def latest_good(folder: str | os.PathLike[str], *, before: Path | None = None) -> Path | None:
@@ -262,8 +287,11 @@ def versions() -> dict[str, str]:
 
 
 def _checked_files(folder: Path) -> tuple[list[str], list[str] | None]:
-    """The names of all files, each checked against the manifest; and of the networks in them, where it lists them."""
-    with _reading(folder, "manifest.json") as path:
+    """The names of all files, each checked against the manifest; and of the networks in them, where it lists them.
+
+    Raises :class:`_DamagedError`, and CheckpointError for another format.
+    """
+    with _reading(folder, "manifest.json", _DamagedError) as path:
         manifest = json.loads(path.read_bytes())
         own = manifest.pop("sha256", None)  # older ones have none
         if own not in (None, _digest(manifest)):
@@ -280,29 +308,28 @@ def _checked_files(folder: Path) -> tuple[list[str], list[str] | None]:
     # Those that every checkpoint has come first; critic and reference are listed by some.
     for name in dict.fromkeys((*_FILES[found], *files)):
         if name not in files:
-            raise CheckpointError(f"checkpoint {folder}: manifest.json does not list {name}")
-        with _reading(folder, name) as path:
+            raise _DamagedError(f"checkpoint {folder}: manifest.json does not list {name}")
+        with _reading(folder, name, _DamagedError) as path:
             measured, written = _measured(path), files[name]
         if measured != written:
             how = "is corrupt (its SHA-256 is not the one written)"
             if measured["size"] != written["size"]:
                 how = f"has {measured['size']} bytes where {written['size']} were written"
             doubt = "" if own else "; or manifest.json is corrupt, which lists that and has no checksum of its own"
-            raise CheckpointError(f"checkpoint {folder}: {name} {how}{doubt}")
+            raise _DamagedError(f"checkpoint {folder}: {name} {how}{doubt}")
     return list(files), manifest.get("networks")
 
 
 @contextmanager
-def _reading(folder: Path, name: str) -> Iterator[Path]:
-    """A file of a checkpoint; raises :class:`CheckpointError` where it cannot be read, or is not what was written."""
+def _reading(folder: Path, name: str, raised: type[CheckpointError] = CheckpointError) -> Iterator[Path]:
+    """A file of a checkpoint; ``raised`` where it is missing, cannot be read, or is not what was written."""
     try:
         yield folder / name
     except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {folder}: {name} is missing, so it is not whole") from None
+        raise raised(f"checkpoint {folder}: {name} is missing, so it is not whole") from None
     except Exception as error:  # libraries raise many kinds of errors for a file that they did not write
-        raise CheckpointError(
-            f"checkpoint {folder}: {name} cannot be read ({type(error).__name__}: {error})"
-        ) from error
+        kind = CheckpointError if isinstance(error, PermissionError) else raised  # which is no damage
+        raise kind(f"checkpoint {folder}: {name} cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _measured(path: Path) -> dict[str, Any]:
