@@ -294,12 +294,13 @@ def _checked_files(folder: Path) -> tuple[list[str], list[str] | None]:
     with _reading(folder, "manifest.json", _DamagedError) as path:
         manifest = json.loads(path.read_bytes())
         own = manifest.pop("sha256", None)  # older ones have none
-        if own not in (None, _digest(manifest)):
-            raise ValueError("its SHA-256 is not the one written")
+        changed = own not in (None, _digest(manifest))
         found, saver = manifest["format"], manifest.get("versions", {}).get("roll-envs", "unknown")
         # Another format may list its files in another way; that it is another one is said below.
         listed = manifest["files"].items() if found in _FILES else ()
         files = {name: {"size": entry["size"], "sha256": entry["sha256"]} for name, entry in listed}
+    if changed:
+        raise _DamagedError(f"checkpoint {folder}: manifest.json is corrupt (its SHA-256 is not the one written)")
     if found not in _FILES:
         raise CheckpointError(
             f"checkpoint {folder}: its format is {found!r}, this release reads {' and '.join(map(str, _FILES))}; "
