@@ -29,7 +29,7 @@ _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:align|aligned|gather|split|eqnarray)
 # The left of an equation that is no answer itself: an integral, words, a calculation without unknowns, a quantity.
 _CALCULATED = re.compile(
     r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|\)'$|\\[lc]?dots|\.{3}|^\d+:\d\d .*[-+]"
-    r"|[A-Za-z]{2} |\d ?x ?[$(]*\d"
+    r"|[A-Za-z]{2} |\d ?x ?[$(]*\d|\d [A-Za-z]{1,2}[²³]? [*×·÷/] \d"
     r"|^(?=.*[-+*/^!(×÷√·²³\\−–|])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|circ|\$)(?![A-Za-z])|sqrt|pi"
     r"|(?<=\d)i\b|(?<=\d)h(?=\d)|[^A-Za-z\\])*$|^[$€£][\d.,]+$|^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$"
 )

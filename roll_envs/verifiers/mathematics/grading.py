@@ -301,7 +301,10 @@ def _same_with_equation(gold: Node, said: Node) -> bool:
     if isinstance(gold, Region):
         return False
     table = isinstance(said.right, Matrix)  # what stands before one needs no name: "AB = ..."
-    return (table or _is_name(said.sides[0]) or _holds(said)) and same(gold, said.right)
+    formula = not re.search(r"\d", said.sides[0])  # nor does "-b/a", the right side of which is a number
+    return (table or _is_name(said.sides[0]) or (formula and _constant(said.sides[-1])) or _holds(said)) and same(
+        gold, said.right
+    )
 
 
 def _is_name(side: str) -> bool:

@@ -59,8 +59,11 @@ def _counted(sentence: str) -> str:
 
 # -- clauses -----------------------------------------------------------------------------------------------------------
 
-RESTATED = re.compile(rf"(?<=[\dπ]|{SIGN})\s\((?:[\d\s.,+=*·×−°%$€£≈-]|{SIGN})+\)(?=[.\s]*$)")
-"""The same value in parentheses behind it."""
+RESTATED = re.compile(
+    rf"(?<=[\dπ]|{SIGN})\s\((?:[\d\s.,+=*·×−°%$€£≈-]|{SIGN})+\)(?=[.\s]*$)"
+    r"|(?<=[\dπA-Za-z%²³])\s\((?:[$€£]\d[\d.,]*|\d[\d.,]*(?:\s?(?:%|°[CF]?)|\s[A-Za-z]{1,3}[²³]?))\)"
+)
+"""The same value in parentheses behind it, perhaps in another unit."""
 _REMARKS = (
     r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=|≈))[^()]*\)",
     # "..., which is 4 more than", ", or $5 per person", ", 3 of which"
@@ -83,7 +86,7 @@ _EXPLAINED = re.compile(
 )
 _CONSEQUENCE = re.compile(
     r"(?i)\b(?:so|thus|hence|therefore|giving|gives|yields|makes|(?<!n't )get|i\.e\.|that is|donc|entonces)\b[,:]?"
-    rf"|[→⇒⟹∴]|=>|->|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|are|to|us|makes|equals|means|leaves)\s(?:about\s)?(?={_VALUE}|[a-z]\s=)"
+    rf"|[→⇒⟹∴]|=>|->|;\s(?=(?:since|because|as)\s[^;]*,)|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|are|to|us|makes|equals|means|leaves)\s(?:about\s)?(?={_VALUE}|[a-z]\s=)"
     r"|\b(?:is|are)\s(?:un)?(?:positive|negative|zero|defined|increasing|decreasing|satisfied|true|valid|real)"
     rf"\s(?:only\s|exactly\s|precisely\s)?(?:when|if|for|at)\s(?={_VALUE}|[a-z]\s?[=<>≤≥])"
 )
@@ -92,7 +95,7 @@ _SUBORDINATE = re.compile("|".join((
     r",?\s\(?(?:because|since|when|who|where|which|while|whereas|although|though|if|including|instead|rather)\b",
     r",?\s\(?(?:provided|valid|assuming|taking|attained|reached|occurs|works|fits|compared|car|porque|weil)\b",
     r",?\safter (?:it|he|she|they|we|\S+ (?:\w+ )?(?:is|are|was|were))\b",
-    r",\s(?:as|also (?:written|known)|or (?:as|about|exactly)|namely|of wh|from|up|down|followed|ahead|beating)\b",
+    r",\s(?:as|also (?:written|known)|or (?:as|about|exactly)|namely|of wh|an average of|from|up|down|followed|ahead|beating)\b",
     r",\s(?:exceeding|saving|with|well|excluding)\b",
     r"[,;]\s(?:and\s)?(?:indeed|for (?:example|instance)|e\.g\.)",
     r"\sfor\s(?:all|every|any|each)\s(?=[a-z]\b|[\U000f0000-\U000ffffd]|real|integer|positive)",
@@ -111,7 +114,7 @@ _TAKEN_BACK = re.compile(
 # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
 _NO_VERB = r"(?:\s(?!(?:is|are|was|were|we|he|she|they|it|and|plus|equals|gives|sold)\b)[A-Za-z]+)"
 _OF = re.compile(
-    rf"{_NO_VERB}{{0,3}},?\s(?:in|on|over|after|within|during|for|at|of|per|with|than|from|among|upon|pour|für|para|con"
+    rf"{_NO_VERB}{{0,3}},?\s(?:in|on|over|after|within|during|between|for|at|of|per|with|than|from|among|upon|pour|für|para|con"
     r"|to (?!get|make|obtain|reach)[a-z]+|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby"
     r"|(?:is|are|was|were)\s(?:[a-z]+\s(?:in|over|during|within)|(?:needed|required|used)\sfor))"
     rf"(?:(?!\s(?:total|all|for)\b){_NO_VERB}){{0,4}}\s"
@@ -170,12 +173,12 @@ def _main(clause: str, first: bool) -> str | None:
     while few and len(found) > 1 and _OF.fullmatch(clause[found[-2][1] : found[-1][0]]):
         found.pop()
     quantity = clause[slice(*found[-1])]
-    if re.search(
-        r"[/×*·÷^]\s?$|[a-z] x\s$|\bchoose\s$", clause[: found[-1][0]]
-    ):  # "10 books × 3 = 30": with words in it
+    # The end of a calculation with words in it: "10 books × 3 = 30", "m = (2 kg/L)(3 L) = 6 kg".
+    part = re.search(r"[/×*·÷^]\s?$|[a-z] x\s$|\bchoose\s$", clause[: found[-1][0]])
+    if part or quantity.count(")") > quantity.count("("):
         quantity = quantity.rpartition("=")[2].strip()
     # A letter behind a number, set apart, is a unit and no variable.
-    return re.sub(r"(?<=\d)\s([A-Za-z][²³]?)$", r"\\text{ \1}", quantity)
+    return re.sub(r"(\d|10[⁰-⁹¹²³⁻]+)\s([A-Za-z][²³]?)$", r"\1\\text{ \2}", quantity)
 
 
 # -- quantities --------------------------------------------------------------------------------------------------------
@@ -188,7 +191,7 @@ _NUMERAL = re.compile(r"[-+−±~≈$€£¥₹(\[{]*(?:\.?\d|[½¼¾])")
 _OPERATOR = "=+*/^<>≤≥≠≈∩∪∈×·÷−-±"
 _OPERAND = re.compile(rf"[\d½¼¾∞∅ℝπ]|{SIGN}|[A-Za-z)\]₀-₉]\s?[=+*/^<>≤≥≠≈∩∪×·÷−²³]")
 _NEXT_WORD = re.compile(r"\s?(/|°?[^\W\d_]+|[€$£%])")
-_UNIT_WORDS = frozenset("am pm percent hundred thousand million billion trillion dozen per /".split())
+_UNIT_WORDS = frozenset("am pm percent % hundred thousand million billion trillion dozen per /".split())
 
 
 def _quantities(text: str) -> list[tuple[int, int]]:
@@ -214,7 +217,7 @@ def _runs(text: str) -> list[tuple[int, int]]:
     for token, before, word, after, further in zip(tokens, words, words[1:], words[2:], words[3:], strict=False):
         if (joined or word not in _OPERATOR + ":|") and _is_mathematics(word, before, after):
             runs[len(runs) - joined :] = [(runs[-1][0] if joined else token.start(), token.end())]
-            joined = word == ":" or word[-1] not in ".!?:"
+            joined = word in (":", "...") or word[-1] not in ".!?:"
         else:
             joined = joined and word in ("and", "or", "remainder") and _is_mathematics(after, "", further)
     return runs
@@ -223,7 +226,7 @@ def _runs(text: str) -> list[tuple[int, int]]:
 def _is_mathematics(token: str, before: str, after: str) -> bool:
     bare = token.rstrip(".,;:!?")
     if not bare or re.match(r"\d+-[A-Za-z]{2,}", bare):  # "a 3-digit number"
-        return token == ":"
+        return token == ":" or (token == "..." and before[-1:] in tuple(_OPERATOR))
     if _NUMERAL.match(bare) or token == "Rs.":
         return True
     rest = _FUNCTIONS.sub("", bare)

@@ -25,6 +25,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
     "supposed": (
         r"if\b.{1,200}\b(?:would|were)\b",
         r".{1,200}\bwould be\b.{1,200}\bif\b",
+        r"(?:many|most|some) people\b.{1,200}\bwould\b",
     ),
     "looks back": (  # is left out behind a value, with what follows, up to the next conclusion
         r"{WE}(?:double-?)?check(?!\w* (?:[a-z]\b|all|each|every|which|cases|if|whether))",
@@ -40,10 +41,13 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"i (?:took|did|used|multiplied|added|subtracted|divided|calculated|computed|started)\b(?!.*(?:to get|=))",
         r"(?:in other words|(?:for|by|in) comparison|because\b(?![^,]*,)|here,? (?:we|i) used|(?:lower|upper) bound)\b",
         r"for (?:example|instance)\b",
+        r"if\b[^,]*, (?:buy|get|use|order|round|plan|consider|you (?:can|could|may|might|should))\b",
+    ),
+    "converts": (  # is left out behind a value that it does not round
+        r"(?:[^,]{1,60}, )?(?:that|this|it)(?:'s| is| would be) (?:about|roughly|approximately|around|equivalent|the same)",
     ),
     "behind": (  # the same behind a conclusion only
         r"(?:working|steps|references?\b|on average\b|(?:that|this)(?:'s| is) an average\b)",
-        r"(?:that|this|which|it)(?:'s| is| would be) (?:about|roughly|approximately|around|equivalent|the same)",
     ),
     "concludes": (
         r"(?:so|thus|hence|therefore|consequently|finally|overall|altogether|total|in (?:total|all|summary))\b",
@@ -57,7 +61,7 @@ _WE = (  # "Let me quickly double-check", "As a check", "It is easy to verify"
     r"(?:(?:now|just|as|an?|let me|let's|let us|we|you|i|i'll|one|it|is|easy|can|also|to|quickly|quick|easily|double"
     r"|sanity|both|these|they|this|all|our)[ -]){0,5}"
 )
-_ASIDE, _SUPPOSED, _LOOKS_BACK, _BEHIND, CONCLUDES = (
+_ASIDE, _SUPPOSED, _LOOKS_BACK, _CONVERTS, _BEHIND, CONCLUDES = (
     re.compile(rf"(?i)(?:(?!{SIGN})\W){{0,4}}(?:{'|'.join(openings)})".replace("{WE}", _WE).replace("SIGN", SIGN))
     for openings in _OPENINGS.values()
 )
@@ -93,6 +97,7 @@ _WRITINGS = (
 )
 """Patterns and what they become, in order."""
 _VALUE = re.compile(rf"\d|{SIGN}")
+_NUMBER = re.compile(r"\d[\d,]{0,20}(?:\.\d{1,20})?")
 _SHORT = re.compile(r"\W*(?:[\w.,/%]+\W*){1,3}")
 
 
@@ -109,7 +114,8 @@ def sentences(text: str) -> list[str]:
         if (looks or back) and any(ending(part) for ending in (CONCLUDES.match, REVISED.search, _GOES_ON.search)):
             looks = back = False
         back = back or bool(looks and (_VALUE.search(part) or ":" in part or _SHORT.fullmatch(part)))
-        if not (looks or back or _ASIDE.match(part) or _SUPPOSED.match(part)):
+        converts = stated and _CONVERTS.match(part) and not _rounds(part, told[-1])
+        if not (looks or back or converts or _ASIDE.match(part) or _SUPPOSED.match(part)):
             concluded = concluded or bool(CONCLUDES.match(part) or (not told and _SHORT.fullmatch(part)))
             stated = stated or _VALUE.search(part) is not None
             told.append(part)
@@ -118,3 +124,12 @@ def sentences(text: str) -> list[str]:
     # A long text that begins with a doubt may find the answer in the end.
     doubted = [*told[-1:], *(every[:1] if len(every) <= 4 else ())]
     return [] if any(map(_NO_ANSWER.search, doubted)) or _CUT_OFF.search(text) else told
+
+
+def _rounds(sentence: str, before: str) -> bool:
+    """Whether the first number of a sentence may be the last one of the sentence before it, rounded."""
+    rounded, exact = _NUMBER.findall(sentence)[:1], _NUMBER.findall(before)[-1:]
+    if not rounded or not exact:
+        return True
+    value, other = (float(number.replace(",", "")) for number in (*rounded, *exact))
+    return abs(value - other) <= max(0.1 * other, 0.5)
