@@ -10,7 +10,7 @@ import itertools
 import re
 
 from roll_envs.verifiers.mathematics.plain_numbers import SPELLED, in_digits
-from roll_envs.verifiers.mathematics.sentences import CONCLUDES, REVISED, SIGN, sentences
+from roll_envs.verifiers.mathematics.sentences import CONCLUDES, REVISED, SIGN, patterns, sentences
 from roll_envs.verifiers.mathematics.units import compound, is_unit_word
 
 # Mathematics between delimiters, and commands that may hold words and spaces.
@@ -22,7 +22,6 @@ SPAN = re.compile(  # lengths are limited, so that delimiters without an end tak
     r"|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{[^{}]*\}"
     r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\}"
 )
-_VALUE = rf"[-$€£(\d]|{SIGN}"
 _BARE = re.compile(r"-?[$€£]?\d[\d.,/]*%?(?: [a-z]{1,2}\b)?")
 _PROSE = re.compile(r"(?!(?:Then|Now|Next|After|But|Hmm|No|So|Let)\b)(?:[^\W\d_]{1,20},? ){3}")
 # "are left three", "so two apples are left": a spelled number that counts, with no other number behind it.
@@ -31,7 +30,6 @@ _COUNT = re.compile(
     rf"(?![^,;\n]*(?:\d|{SIGN}|-digit)|[^\n]*\bnamely\b)",
     re.IGNORECASE,
 )
-_CAUSE = re.compile(r",?\s(?:because|since)\s[^,]*$")
 
 
 def stated(text: str, *, first: bool = False) -> str:
@@ -59,79 +57,80 @@ def _counted(sentence: str) -> str:
 
 # -- clauses -----------------------------------------------------------------------------------------------------------
 
-RESTATED = re.compile(
-    rf"(?<=[\dπ]|{SIGN})\s\((?:[\d\s.,+=*·×−°%$€£≈-]|{SIGN})+\)(?=[.\s]*$)"
-    r"|(?<=[\dπA-Za-z%²³])\s\((?:[$€£]\d[\d.,]*|\d[\d.,]*(?:\s?(?:%|°[CF]?)|\s[A-Za-z]{1,3}[²³]?))\)"
-)
-"""The same value in parentheses behind it, perhaps in another unit."""
-_REMARKS = (
-    r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=|≈))[^()]*\)",
-    # "..., which is 4 more than", ", or $5 per person", ", 3 of which"
-    r",\s(?:(?:which|that|this|das)\s(?:is|was|sind)\s|or\s|i\.e\.,?\s|that is,?\s|also\s|soit\s|es decir,?\s)?"
-    r"(?:about\s|roughly\s)?(?=[\d$€£])[^\s%]+(?:%\sof|\s(?:[a-z\d]+\s){0,3}?(?:de (?:plus|moins)|after|before|short"
-    r"|shy|(?:more|less|fewer|\w{2,}er|mehr|weniger|más|menos)\s(?:[A-Za-z\d]+\s){0,3}?(?:than|after|als|que)|ahead|behind"
-    r"|above|below|off|away|having|per|each|apiece|which|whom|them|to (?:\w+ decimals?|the nearest)))\b"
-    r"(?:[^,;:]|:(?! ))*(?=[,;.]|$)",
-    r";\s[^;]{0,200}\bwould be\b[^;]*$",
-    r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
-    r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))",
-)
-_BESIDE = re.compile("|".join((RESTATED.pattern, *_REMARKS)))
-_ABOUT = re.compile(rf",\s(?:or\s|which is\s|i\.e\.\s)?(?:approximately|about|roughly)\s(?=[\d$€£]|{SIGN})")
-# "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer.
-_EXPLAINED = re.compile(
-    rf"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{{0,80}}?(?:\d|{SIGN}|=[^:]{{0,80}})"
-    r"(?:\s[a-z/²³%°]+){0,3}(?=:\s|\s[-–—]\s[a-z]{2})"
-    rf"|\d(?:\s[a-z]+){{1,4}}(?=:\s[^=:(\[{{]{{0,80}}?\d[^=:]{{0,80}}?(?:,|\b(?:and|or|y|plus)|\+)\s[^=:]{{0,40}}?\d[^=:]{{0,80}}$)"
-)
-_CONSEQUENCE = re.compile(
-    r"(?i)\b(?:so|thus|hence|therefore|giving|gives|yields|makes|(?<!n't )get|i\.e\.|that is|donc|entonces)\b[,:]?"
-    rf"|[→⇒⟹∴]|=>|->|;\s(?=(?:since|because|as)\s[^;]*,)|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|are|to|us|makes|equals|means|leaves)\s(?:about\s)?(?={_VALUE}|[a-z]\s=)"
-    r"|\b(?:is|are)\s(?:un)?(?:positive|negative|zero|defined|increasing|decreasing|satisfied|true|valid|real)"
-    rf"\s(?:only\s|exactly\s|precisely\s)?(?:when|if|for|at)\s(?={_VALUE}|[a-z]\s?[=<>≤≥])"
-)
-# What begins a clause that only explains, restricts or restates.
-_SUBORDINATE = re.compile("|".join((
-    r",?\s\(?(?:because|since|when|who|where|which|while|whereas|although|though|if|including|instead|rather)\b",
-    r",?\s\(?(?:provided|valid|assuming|taking|attained|reached|occurs|works|fits|compared|car|porque|weil)\b",
-    r",?\safter (?:it|he|she|they|we|\S+ (?:\w+ )?(?:is|are|was|were))\b",
-    r",\s(?:as|also (?:written|known)|or (?:as|about|exactly)|namely|of wh|an average of|from|up|down|followed|ahead|beating)\b",
-    r",\s(?:exceeding|saving|with|well|excluding)\b",
-    r"[,;]\s(?:and\s)?(?:indeed|for (?:example|instance)|e\.g\.)",
-    r"\sfor\s(?:all|every|any|each)\s(?=[a-z]\b|[\U000f0000-\U000ffffd]|real|integer|positive)",
-    r",?\s(?:验证|因为)",
-)))  # fmt: skip
-_GIVEN = re.compile(r"^\s*(?:as|since|because|if|when|for|given|with)\s(?:[^,()]|\([^()]*\))*,\s", re.IGNORECASE)
-_VERDICT = re.compile(
-    r"(?i)\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|does(?:n't| not) exist"
-    r"|diverges|divergent|all real numbers(?: except [^.;]{1,30})?|empty set)\b(?!\s(?:other|besides|unless|if|when))"
-)
-"""Answers in words."""
-_UNSURE = re.compile(r"(?i)\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n't\b")
-_TAKEN_BACK = re.compile(
-    rf"{REVISED.pattern}|\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b|^,\s(?-i:[A-Z])\w*(?:\W*$|,|\s(?:and|or)\b)"
-)
-# "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
-_NO_VERB = r"(?:\s(?!(?:is|are|was|were|we|he|she|they|it|and|plus|equals|gives|sold)\b)[A-Za-z]+)"
-_OF = re.compile(
-    rf"{_NO_VERB}{{0,3}},?\s(?:in|on|over|after|within|during|between|for|at|of|per|with|than|from|among|upon|pour|für|para|con"
-    r"|to (?!get|make|obtain|reach)[a-z]+|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby"
-    r"|(?:is|are|was|were)\s(?:[a-z]+\s(?:in|over|during|within)|(?:needed|required|used)\sfor))"
-    rf"(?:(?!\s(?:total|all|for)\b){_NO_VERB}){{0,4}}\s"
-)
-_DENIED = re.compile(r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$")
-_WRONG = re.compile(
-    r"\s(?:can(?:not|'t)\b|(?:does|do|did)(?:n't| not) (?:work|fit|satisfy)\b|(?:is|are|was|would be)"
-    r"(?:n't|\s(?:not|wrong|incorrect|too|extraneous|rejected|invalid|impossible|excluded)\b))"
-)
-_SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s")
+_CLAUSES: dict[str, tuple[str, ...]] = {
+    "cause": (r",?\s(?:because|since)\s[^,]*$",),
+    "restated": (  # the same value in parentheses behind it, perhaps in another unit
+        r"(?<=[\dπ]|SIGN)\s\((?:[\d\s.,+=*·×−°%$€£≈-]|SIGN)+\)(?=[.\s]*$)",
+        r"(?<=[\dπA-Za-z%²³])\s\((?:[$€£]\d[\d.,]*|\d[\d.,]*(?:\s?(?:%|°[CF]?)|\s[A-Za-z]{1,3}[²³]?))\)",
+    ),
+    "remark": (
+        r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=|≈))[^()]*\)",
+        # "..., which is 4 more than", ", or $5 per person", ", 3 of which"
+        r",\s(?:(?:which|that|this|das)\s(?:is|was|sind)\s|or\s|i\.e\.,?\s|that is,?\s|also\s|soit\s|es decir,?\s)?"
+        r"(?:about\s|roughly\s)?(?=[\d$€£])[^\s%]+(?:%\sof|\s(?:[a-z\d]+\s){0,3}?(?:de (?:plus|moins)|after|before"
+        r"|short|shy|(?:more|less|fewer|\w{2,}er|mehr|weniger|más|menos)\s(?:[A-Za-z\d]+\s){0,3}?(?:than|after|als|que)"
+        r"|ahead|behind|above|below|off|away|having|per|each|apiece|which|whom|them|to (?:\w+ decimals?|the nearest)))"
+        r"\b(?:[^,;:]|:(?! ))*(?=[,;.]|$)",
+        r";\s[^;]{0,200}\bwould be\b[^;]*$",
+        r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
+        r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))",
+    ),
+    "about": (r",\s(?:or\s|which is\s|i\.e\.\s)?(?:approximately|about|roughly)\s(?=[\d$€£]|SIGN)",),
+    "explained": (  # "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer
+        r"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{0,80}?(?:\d|SIGN|=[^:]{0,80})"
+        r"(?:\s[a-z/²³%°]+){0,3}(?=:\s|\s[-–—]\s[a-z]{2})",
+    ),
+    "consequence": (
+        r"(?i:\b(?:so|thus|hence|therefore|giving|gives|yields|makes|(?<!n't )get|i\.e\.|that is|donc|entonces)\b)"
+        r"[,:]?",
+        r"[→⇒⟹∴]|=>|->|;\s(?=(?:since|because|as)\s[^;]*,)",
+        r",\swhich\s(?:[a-z]+\s){0,5}(?:is|are|to|us|makes|equals|means|leaves)\s(?:about\s)?(?=VALUE|[a-z]\s=)",
+        r"\b(?:is|are)\s(?:un)?(?:positive|negative|zero|defined|increasing|decreasing|satisfied|true|valid|real)"
+        r"\s(?:only\s|exactly\s|precisely\s)?(?:when|if|for|at)\s(?=VALUE|[a-z]\s?[=<>≤≥])",
+    ),
+    "subordinate": (  # what begins a clause that only explains, restricts or restates
+        r",?\s\(?(?:because|since|when|who|where|which|while|whereas|although|though|if|including|instead|rather"
+        r"|provided|valid|assuming|taking|attained|reached|occurs|works|fits|compared|car|porque|weil)\b",
+        r",?\safter (?:it|he|she|they|we|\S+ (?:\w+ )?(?:is|are|was|were))\b",
+        r",\s(?:as|also (?:written|known)|or (?:as|about|exactly)|namely|of wh|an average of|from|up|down|followed"
+        r"|ahead|beating|exceeding|saving|with|well|excluding|(?:and\s)?(?:indeed|for (?:example|instance)))\b",
+        r"\sfor\s(?:all|every|any|each)\s(?=[a-z]\b|SIGN|real|integer|positive)",
+        r",?\s(?:验证|因为)",
+    ),
+    "given": (r"(?i:^\s*(?:as|since|because|if|when|for|given|with)\s)(?:[^,()]|\([^()]*\))*,\s",),
+    "verdict": (  # an answer in words
+        r"(?i:\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|diverges|divergent"
+        r"|does(?:n't| not) exist|all real numbers(?: except [^.;]{1,30})?|empty set)\b)"
+        r"(?!\s(?:other|besides|unless|if|when))",
+    ),
+    "unsure": (r"(?i:\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n't\b)",),
+    "taken back": (
+        r"(?i:\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b)",
+        r"^,\s[A-Z]\w*(?:\W*$|,|\s(?:and|or)\b)",
+    ),
+    # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what
+    "of": (
+        r"(?:WORD){0,3},?\s(?:in|on|over|after|within|during|between|for|at|of|per|with|than|from|among|upon|pour|für"
+        r"|para|con|to (?!get|make|obtain|reach)[a-z]+|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby"
+        r"|(?:is|are|was|were)\s(?:[a-z]+\s(?:in|over|during|within)|(?:needed|required|used)\sfor))"
+        r"(?:(?!\s(?:total|all|for)\b)WORD){0,4}\s",
+    ),
+    "denied": (r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$",),
+    "wrong": (
+        r"\s(?:can(?:not|'t)\b|(?:does|do|did)(?:n't| not) (?:work|fit|satisfy)\b|(?:is|are|was|would be)"
+        r"(?:n't|\s(?:not|wrong|incorrect|too|extraneous|rejected|invalid|impossible|excluded)\b))",
+    ),
+    "subject": (r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s",),
+}  # fmt: skip
+(_CAUSE, RESTATED, _REMARK, _ABOUT, _EXPLAINED, _CONSEQUENCE, _SUBORDINATE, _GIVEN, _VERDICT, _UNSURE, _TAKEN_BACK, _OF,
+ _DENIED, _WRONG, _SUBJECT) = patterns(_CLAUSES)  # fmt: skip
 _FEW_WORDS = 4
 
 
 def _stated(sentence: str, first: bool) -> str:
     revised = REVISED.split(sentence)[-1]
     sentence = revised if re.search(rf"\d|{SIGN}", revised) else sentence
-    sentence = _ABOUT.sub(" ≈ ", _BESIDE.sub("", sentence))
+    sentence = _ABOUT.sub(" ≈ ", _REMARK.sub("", RESTATED.sub("", sentence)))
     sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
     if re.search("probability|chance|odds", sentence):
         sentence = re.sub(r"(\d) (?:in|out of) (\d)", r"\1/\2", sentence)
@@ -153,7 +152,8 @@ def _stated(sentence: str, first: bool) -> str:
 def _is_meant(sentence: str, words: re.Match[str]) -> bool:
     """Whether words stand in a sentence without a doubt before or a correction behind them."""
     before = re.split(r"[,;:]\s", sentence[: words.start()])[-1]
-    return not (_UNSURE.search(before) or _TAKEN_BACK.search(sentence[words.end() :]))
+    after = sentence[words.end() :]
+    return not (_UNSURE.search(before) or _TAKEN_BACK.search(after) or REVISED.search(after))
 
 
 def _main(clause: str, first: bool) -> str | None:

@@ -28,8 +28,8 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"(?:many|most|some) people\b.{1,200}\bwould\b",
     ),
     "looks back": (  # is left out behind a value, with what follows, up to the next conclusion
-        r"{WE}(?:double-?)?check(?!\w* (?:[a-z]\b|all|each|every|which|cases|if|whether))",
-        r"{WE}(?:verif[iy]|satisf[iy]|confirm|probe\b|prueba|comproba|vérif|провер)",
+        r"WE(?:double-?)?check(?!\w* (?:[a-z]\b|all|each|every|which|cases|if|whether))",
+        r"WE(?:verif[iy]|satisf[iy]|confirm|probe\b|prueba|comproba|vérif|провер)",
         r"(?:substitut|plug)[^.]{0,40}\bback\b(?![^.]{0,200}(?:\b[a-z] ?=|SIGN))",
         r"(?:explanation|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
         r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
@@ -44,7 +44,8 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"if\b[^,]*, (?:buy|get|use|order|round|plan|consider|you (?:can|could|may|might|should))\b",
     ),
     "converts": (  # is left out behind a value that it does not round
-        r"(?:[^,]{1,60}, )?(?:that|this|it)(?:'s| is| would be) (?:about|roughly|approximately|around|equivalent|the same)",
+        r"(?:[^,]{1,60}, )?(?:that|this|it)(?:'s| is| would be) "
+        r"(?:about|roughly|approximately|around|equivalent|the same)",
     ),
     "behind": (  # the same behind a conclusion only
         r"(?:working|steps|references?\b|on average\b|(?:that|this)(?:'s| is) an average\b)",
@@ -57,14 +58,15 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """How sentences of a kind begin."""
-_WE = (  # "Let me quickly double-check", "As a check", "It is easy to verify"
-    r"(?:(?:now|just|as|an?|let me|let's|let us|we|you|i|i'll|one|it|is|easy|can|also|to|quickly|quick|easily|double"
-    r"|sanity|both|these|they|this|all|our)[ -]){0,5}"
-)
-_ASIDE, _SUPPOSED, _LOOKS_BACK, _CONVERTS, _BEHIND, CONCLUDES = (
-    re.compile(rf"(?i)(?:(?!{SIGN})\W){{0,4}}(?:{'|'.join(openings)})".replace("{WE}", _WE).replace("SIGN", SIGN))
-    for openings in _OPENINGS.values()
-)
+_PARTS = {
+    "SIGN": SIGN,
+    "VALUE": rf"[-$€£(\d]|{SIGN}",
+    "WORD": r"\s(?!(?:is|are|was|were|we|he|she|they|it|and|plus|equals|gives|sold)\b)[A-Za-z]+",
+    "WE": (  # "Let me quickly double-check", "As a check", "It is easy to verify"
+        r"(?:(?:now|just|as|an?|let me|let's|let us|we|you|i|i'll|one|it|is|easy|can|also|to|quickly|quick|easily"
+        r"|double|sanity|both|these|they|this|all|our)[ -]){0,5}"
+    ),
+}
 _PHRASES: dict[str, tuple[str, ...]] = {
     "no answer": (
         r"(?:can(?:not|'t)|could(?: not|n't)|(?:un|not )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
@@ -83,9 +85,17 @@ _PHRASES: dict[str, tuple[str, ...]] = {
         r",\s(?:so|thus|hence|therefore)\b.*(?:\d|SIGN)|^(?:now|then|next)\b(?!.*(?:check|verif))",
     ),
 }  # fmt: skip
-_NO_ANSWER, REVISED, _GOES_ON = (
-    re.compile("(?i)" + "|".join(phrases).replace("SIGN", SIGN)) for phrases in _PHRASES.values()
-)
+
+
+def patterns(table: dict[str, tuple[str, ...]], opening: str = "") -> list[re.Pattern[str]]:
+    """A pattern of each kind of phrases, in order; words in capitals stand for parts of it."""
+    part = re.compile("|".join(_PARTS))
+    wholes = (rf"{opening}(?:{'|'.join(phrases)})" for phrases in table.values())
+    return [re.compile(part.sub(lambda name: _PARTS[name[0]], whole)) for whole in wholes]
+
+
+_ASIDE, _SUPPOSED, _LOOKS_BACK, _CONVERTS, _BEHIND, CONCLUDES = patterns(_OPENINGS, r"(?i)(?:(?!SIGN)\W){0,4}")
+_NO_ANSWER, REVISED, _GOES_ON = patterns(_PHRASES, "(?i)")
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
 _WRITINGS = (
     (r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2"),
