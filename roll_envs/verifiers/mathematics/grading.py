@@ -85,13 +85,9 @@ def _evaluate(node: Node) -> None:
         for side in node.sides[:-1]:
             _value_of(side)
         _evaluate(node.right)
-    elif isinstance(node, Items | Brackets):
+    elif isinstance(node, Items | Brackets | Matrix):
         for item in node.items:
             _evaluate(item)
-    elif isinstance(node, Matrix):
-        for row in node.rows:
-            for cell in row:
-                _evaluate(cell)
 
 
 def _value_of(text: str) -> None:
@@ -128,19 +124,15 @@ def same(gold: Node, said: Node) -> bool:
         return _same_region(gold, said)
     if type(gold) is type(said):
         return _SAME[type(gold)](gold, said)
-    if isinstance(gold, Brackets) and isinstance(said, Items):
-        return not said.braces and (gold.left, gold.right) == ("(", ")") and _in_order(gold.items, said.items)
-    if isinstance(gold, Items) and isinstance(said, Brackets):
-        return not gold.braces and (said.left, said.right) == ("(", ")") and _in_order(gold.items, said.items)
+    if isinstance(gold, Brackets | Items) and isinstance(said, Brackets | Items):
+        return _is_point(gold) and _is_point(said) and _in_order(gold.items, said.items)
     if isinstance(gold, Items) and isinstance(said, Expression):
         return gold.braces and len(gold.items) == 1 and same(gold.items[0], said)
     if isinstance(gold, Expression) and isinstance(said, Items):
         # "3/2, or 1.5 hours": each has the value.
         return (len(said.items) == 1 if said.braces else said.either) and all(same(gold, one) for one in said.items)
-    if isinstance(gold, Matrix) and isinstance(said, Brackets):
-        return _is_vector(gold) and _in_order([cell for row in gold.rows for cell in row], said.items)
-    if isinstance(gold, Brackets) and isinstance(said, Matrix):
-        return _is_vector(said) and _in_order(gold.items, [cell for row in said.rows for cell in row])
+    if isinstance(gold, Matrix | Brackets) and isinstance(said, Matrix | Brackets):
+        return _is_vector(gold) and _is_vector(said) and _in_order(gold.items, said.items)
     if isinstance(gold, Matrix | Expression) and isinstance(said, Matrix | Expression):
         return symbols.equal(_algebra(gold), _algebra(said))
     return False
@@ -278,8 +270,12 @@ def _same_matrix(gold: Matrix, said: Matrix) -> bool:
     return len(gold.rows) == len(said.rows) and all(_in_order(a, b) for a, b in zip(gold.rows, said.rows, strict=True))
 
 
-def _is_vector(matrix: Matrix) -> bool:
-    return len(matrix.rows) == 1 or all(len(row) == 1 for row in matrix.rows)
+def _is_point(node: Brackets | Items) -> bool:
+    return not node.braces if isinstance(node, Items) else (node.left, node.right) == ("(", ")")
+
+
+def _is_vector(node: Matrix | Brackets) -> bool:
+    return isinstance(node, Brackets) or len(node.rows) == 1 or all(len(row) == 1 for row in node.rows)
 
 
 # -- equations and regions ---------------------------------------------------------------------------------------------
