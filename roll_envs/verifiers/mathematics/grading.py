@@ -159,9 +159,12 @@ def _same_expression(gold: Expression, said: Expression) -> bool:
         # A letter that may be a variable is a unit only where the other side names one.
         return False
     units = (gold.unit, said.unit)
-    if units in ((_DEGREE, _RADIAN), (_RADIAN, _DEGREE)):
+    if _DEGREE in units and (_RADIAN in units or None in units):
         angle, other = (gold, said) if gold.unit == _DEGREE else (said, gold)
-        return _same_value(rf"({angle.text})\cdot\frac{{\pi}}{{180}}", other.text)
+        # Radians are meant only where they or π are written: else 30° would be a number near 0.52.
+        radians = rf"({angle.text})\cdot\frac{{\pi}}{{180}}" if other.unit or r"\pi" in other.text else ""
+        same_text = other.unit is None and _same_value(angle.text, other.text)
+        return same_text or bool(radians and _same_value(radians, other.text))
     if gold.unit is not None and said.unit is not None:
         return _same_quantity(gold, said, gold.unit, said.unit)
     if _same_value(gold.text, said.text):
@@ -169,10 +172,6 @@ def _same_expression(gold: Expression, said: Expression) -> bool:
     if gold.percent != said.percent:
         part, whole = (gold, said) if gold.percent else (said, gold)
         return whole.unit is None and _same_value(rf"\frac{{{part.text}}}{{100}}", whole.text)
-    if _DEGREE in (gold.unit, said.unit) and None in (gold.unit, said.unit):
-        # Radians are meant only where π is written: else 30° would be a number near 0.52.
-        angle, other = (gold, said) if gold.unit is not None else (said, gold)
-        return r"\pi" in other.text and _same_value(rf"({angle.text})\cdot\frac{{\pi}}{{180}}", other.text)
     return False
 
 
@@ -283,24 +282,17 @@ def _is_vector(node: Matrix | Brackets) -> bool:
 
 def _same_with_equation(gold: Node, said: Node) -> bool:
     if isinstance(gold, Equation) and isinstance(said, Equation):
-        if _is_name(gold.sides[0]) and _is_name(said.sides[0]):
-            if _function(gold.sides[0]) == _function(said.sides[0]):
-                return same(gold.right, said.right)
-            if len(gold.sides) == len(said.sides) == 2 and not _is_name(said.sides[1]):
-                # "y = 5" is another answer than "x = 5"; "y = 2x" may be the same equation solved for the other
-                # variable.
-                return False if _constant(said.sides[1]) else _same_equation(gold, said)
+        if _is_name(gold.sides[0]) and _function(gold.sides[0]) == _function(said.sides[0]):
+            return same(gold.right, said.right)
         return _same_equation(gold, said)
     if isinstance(gold, Equation):
         return _is_name(gold.sides[0]) and not isinstance(said, Region) and same(gold.right, said)
     assert isinstance(said, Equation)
     if isinstance(gold, Region):
         return False
-    table = isinstance(said.right, Matrix)  # what stands before one needs no name: "AB = ..."
-    formula = not re.search(r"\d", said.sides[0])  # nor does "-b/a", the right side of which is a number
-    return (table or _is_name(said.sides[0]) or (formula and _constant(said.sides[-1])) or _holds(said)) and same(
-        gold, said.right
-    )
+    # What stands before a matrix needs no name ("AB = ..."), nor does a formula without numbers: "-b/a = 3".
+    named = isinstance(said.right, Matrix) or _is_name(said.sides[0]) or not re.search(r"\d", said.sides[0])
+    return (named or _holds(said)) and same(gold, said.right)
 
 
 def _is_name(side: str) -> bool:
@@ -316,13 +308,6 @@ def _is_name(side: str) -> bool:
 def _function(name: str) -> str:
     """A name without the variable of a function: ``f`` of ``f(x)``."""
     return re.sub(r"\([a-z]\)$", "", _bare(name))
-
-
-def _constant(side: str) -> bool:
-    try:
-        return plain_number(side) is not None or not symbols.parse(side).free_symbols
-    except symbols.Unparsed:
-        return False
 
 
 def _holds(said: Equation) -> bool:

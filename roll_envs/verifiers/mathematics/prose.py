@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from roll_envs.verifiers.mathematics.plain_numbers import SPELLED, in_digits
+from roll_envs.verifiers.mathematics.plain_numbers import in_digits
 from roll_envs.verifiers.mathematics.sentences import CONCLUDES, REVISED, SIGN, patterns, sentences
 from roll_envs.verifiers.mathematics.units import compound, is_unit_word
 
@@ -24,12 +24,6 @@ SPAN = re.compile(  # lengths are limited, so that delimiters without an end tak
 )
 _BARE = re.compile(r"-?[$€£]?\d[\d.,/]*%?(?: [a-z]{1,2}\b)?")
 _PROSE = re.compile(r"(?!(?:Then|Now|Next|After|But|Hmm|No|So|Let)\b)(?:[^\W\d_]{1,20},? ){3}")
-# "are left three", "so two apples are left": a spelled number that counts, with no other number behind it.
-_COUNT = re.compile(
-    rf"(?:^|\b(?:so|is|are|was|were|be|has|have|exactly|only|leaves|gives|equals|makes)\s){SPELLED.pattern}"
-    rf"(?![^,;\n]*(?:\d|{SIGN}|-digit)|[^\n]*\bnamely\b)",
-    re.IGNORECASE,
-)
 
 
 def stated(text: str, *, first: bool = False) -> str:
@@ -58,6 +52,10 @@ def _counted(sentence: str) -> str:
 # -- clauses -----------------------------------------------------------------------------------------------------------
 
 _CLAUSES: dict[str, tuple[str, ...]] = {
+    "count": (  # "are left three", "so two apples are left": a spelled number with no other number behind it
+        r"(?i:(?:^|\b(?:so|is|are|was|were|be|has|have|exactly|only|leaves|gives|equals|makes)\s)SPELLED)"
+        r"(?![^,;\n]*(?:\d|SIGN|-digit)|[^\n]*\bnamely\b)",
+    ),
     "cause": (r",?\s(?:because|since)\s[^,]*$",),
     "restated": (  # the same value in parentheses behind it, perhaps in another unit
         r"(?<=[\dπ]|SIGN)\s\((?:[\d\s.,+=*·×−°%$€£≈-]|SIGN)+\)(?=[.\s]*$)",
@@ -122,8 +120,8 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
     ),
     "subject": (r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s",),
 }  # fmt: skip
-(_CAUSE, RESTATED, _REMARK, _ABOUT, _EXPLAINED, _CONSEQUENCE, _SUBORDINATE, _GIVEN, _VERDICT, _UNSURE, _TAKEN_BACK, _OF,
- _DENIED, _WRONG, _SUBJECT) = patterns(_CLAUSES)  # fmt: skip
+(_COUNT, _CAUSE, RESTATED, _REMARK, _ABOUT, _EXPLAINED, _CONSEQUENCE, _SUBORDINATE, _GIVEN, _VERDICT, _UNSURE,
+ _TAKEN_BACK, _OF, _DENIED, _WRONG, _SUBJECT) = patterns(_CLAUSES)  # fmt: skip
 _FEW_WORDS = 4
 
 

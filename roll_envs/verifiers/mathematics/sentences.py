@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+from roll_envs.verifiers.mathematics.plain_numbers import SPELLED
+
 SIGN = "[\U000f0000-\U000ffffd]"
 """Stands for mathematics between delimiters."""
 EMOJI = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]\ufe0f?|(?<=\\s)[:;]-?[)D]")
@@ -60,6 +62,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
 """How sentences of a kind begin."""
 _PARTS = {
     "SIGN": SIGN,
+    "SPELLED": SPELLED.pattern,
     "VALUE": rf"[-$€£(\d]|{SIGN}",
     "WORD": r"\s(?!(?:is|are|was|were|we|he|she|they|it|and|plus|equals|gives|sold)\b)[A-Za-z]+",
     "WE": (  # "Let me quickly double-check", "As a check", "It is easy to verify"
