@@ -15,12 +15,12 @@ from roll_envs.verifiers.mathematics.units import compound, is_unit_word
 
 # Mathematics between delimiters, and commands that may hold words and spaces.
 SPAN = re.compile(  # lengths are limited, so that delimiters without an end take linear time
-    r"(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$"
+    r"(?=[$\\])(?:(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$"
     # As in Pandoc, a dollar sign before a number closes nothing: it is one of money.
     r"|(?<!\\)\$((?:\\.|[^$\n\\]){1,1000})\$(?!\d)"
     r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"
     r"|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{[^{}]*\}"
-    r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\}"
+    r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\})"
 )
 _BARE = re.compile(r"-?[$€£]?\d[\d.,/]*%?(?: [a-z]{1,2}\b)?")
 _PROSE = re.compile(r"(?!(?:Then|Now|Next|After|But|Hmm|No|So|Let)\b)(?:[^\W\d_]{1,20},? ){3}")

@@ -46,11 +46,11 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"if\b[^,]*, (?:buy|get|use|order|round|plan|consider|you (?:can|could|may|might|should))\b",
     ),
     "converts": (  # is left out behind a value that it does not round
-        r"(?:[^,]{1,60}, )?(?:that|this|it)(?:'s| is| would be) "
-        r"(?:about|roughly|approximately|around|equivalent|the same)",
+        r"(?:if\b[^,]{1,60}, )?(?:that|this|it)(?:'s| is| would be) (?:about|roughly|approximately|around)\b(?!.*=)",
     ),
     "behind": (  # the same behind a conclusion only
         r"(?:working|steps|references?\b|on average\b|(?:that|this)(?:'s| is) an average\b)",
+        r"(?:that|this|which|it)(?:'s| is| would be) (?:equivalent|the same)(?!.*=)",
     ),
     "concludes": (
         r"(?:so|thus|hence|therefore|consequently|finally|overall|altogether|total|in (?:total|all|summary))\b",
