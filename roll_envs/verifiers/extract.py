@@ -53,14 +53,17 @@ _FOREIGN = {
 }
 # The parentheses in the middle are for remarks such as "(in cm)".
 _PHRASE = re.compile(
+    r"(?-i:(?<![A-Za-z])(?=[^\W\d_eghiknqsu-zEGHIKNQSU-Z]))(?:"  # for speed: letters that none begins with
     r"(?:(?:final|correct|best|right|matching)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
     r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:question|problem)\s+)?"
     r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
     r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=>?|[-–—](?=\s)|\$?\\boxed)\s*"
-    rf"|(?:{'|'.join(_FOREIGN.values())})\s*",
+    rf"|(?:{'|'.join(_FOREIGN.values())})\s*)",
     re.IGNORECASE,
 )
-_SUPPOSED = re.compile(r"\b(?:if|whether|suppose|supposing|assume|assuming|unless)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+_SUPPOSED = re.compile(
+    r"\b(?:if|whether|suppose|supposing|assume|assuming|unless|check|verify)\s+(?:\w+\s+){0,2}$", re.IGNORECASE
+)
 _IF = re.compile(r"\bif\b[^.\n]*$", re.IGNORECASE)
 _NOT_CHOSEN = ("不", "非", "没", "未")
 _DISPLAYS = {"$$": "$$", "\\[": "\\]"}

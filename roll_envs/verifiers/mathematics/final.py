@@ -27,12 +27,17 @@ _NAMED_VALUE = re.compile(r"(?:[\s$]|\\q?quad\b)*\\?[A-Za-z][\w₀-₉']{0,3}(?:
 _IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒∴]|=>")
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:align|aligned|gather|split|eqnarray)\*?\}")
 # The left of an equation that is no answer itself: an integral, words, a calculation without unknowns, a quantity.
-_CALCULATED = re.compile(
-    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|\)'$|\\[lc]?dots|\.{3}|^\d+:\d\d .*[-+]"
-    r"|[A-Za-z]{2} |\d ?x ?[$(]*\d"
-    r"|^(?=.*[-+*/^!(×÷√·²³\\−–|])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|circ|\$)(?![A-Za-z])|sqrt|pi"
-    r"|(?<=\d)i\b|(?<=\d)h(?=\d)|[^A-Za-z\\])*$|^[$€£][\d.,]+$|^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$"
-)
+_CALCULATED = re.compile("|".join((
+    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|\)'$|\\[lc]?dots|\.{3}",
+    r"^\d+:\d\d .*[-+]",
+    r"[A-Za-z]{2} ",
+    r"\d ?x ?[$(]*\d|\d [A-Za-z]{1,2}[²³]? [*×·÷/] \d",
+    # A calculation with numbers only, and an amount or a quantity by itself.
+    r"^(?=.*[-+*/^!(×÷√·²³\\−–|])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|circ|\$)(?![A-Za-z])"
+    r"|sqrt|pi|(?<=\d)i\b|(?<=\d)h(?=\d)|[^A-Za-z\\])*$",
+    r"^[$€£][\d.,]+$",
+    r"^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$",
+)))  # fmt: skip
 _DECIMAL = re.compile(r"\d\.\d")
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000

@@ -9,29 +9,21 @@ from __future__ import annotations
 import itertools
 import re
 
-from roll_envs.verifiers.mathematics.plain_numbers import SPELLED, in_digits
-from roll_envs.verifiers.mathematics.sentences import CONCLUDES, REVISED, SIGN, sentences
+from roll_envs.verifiers.mathematics.plain_numbers import in_digits
+from roll_envs.verifiers.mathematics.sentences import CONCLUDES, REVISED, SIGN, patterns, sentences
 from roll_envs.verifiers.mathematics.units import compound, is_unit_word
 
 # Mathematics between delimiters, and commands that may hold words and spaces.
 SPAN = re.compile(  # lengths are limited, so that delimiters without an end take linear time
-    r"(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$"
+    r"(?=[$\\])(?:(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$"
     # As in Pandoc, a dollar sign before a number closes nothing: it is one of money.
     r"|(?<!\\)\$((?:\\.|[^$\n\\]){1,1000})\$(?!\d)"
     r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"
     r"|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{[^{}]*\}"
-    r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\}"
+    r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\})"
 )
-_VALUE = rf"[-$€£(\d]|{SIGN}"
 _BARE = re.compile(r"-?[$€£]?\d[\d.,/]*%?(?: [a-z]{1,2}\b)?")
 _PROSE = re.compile(r"(?!(?:Then|Now|Next|After|But|Hmm|No|So|Let)\b)(?:[^\W\d_]{1,20},? ){3}")
-# "are left three", "so two apples are left": a spelled number that counts, with no other number behind it.
-_COUNT = re.compile(
-    rf"(?:^|\b(?:so|is|are|was|were|be|has|have|exactly|only|leaves|gives|equals|makes)\s){SPELLED.pattern}"
-    rf"(?![^,;\n]*(?:\d|{SIGN}|-digit)|[^\n]*\bnamely\b)",
-    re.IGNORECASE,
-)
-_CAUSE = re.compile(r",?\s(?:because|since)\s[^,]*$")
 
 
 def stated(text: str, *, first: bool = False) -> str:
@@ -59,76 +51,84 @@ def _counted(sentence: str) -> str:
 
 # -- clauses -----------------------------------------------------------------------------------------------------------
 
-RESTATED = re.compile(rf"(?<=[\dπ]|{SIGN})\s\((?:[\d\s.,+=*·×−°%$€£≈-]|{SIGN})+\)(?=[.\s]*$)")
-"""The same value in parentheses behind it."""
-_REMARKS = (
-    r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=|≈))[^()]*\)",
-    # "..., which is 4 more than", ", or $5 per person", ", 3 of which"
-    r",\s(?:(?:which|that|this|das)\s(?:is|was|sind)\s|or\s|i\.e\.,?\s|that is,?\s|also\s|soit\s|es decir,?\s)?"
-    r"(?:about\s|roughly\s)?(?=[\d$€£])[^\s%]+(?:%\sof|\s(?:[a-z\d]+\s){0,3}?(?:de (?:plus|moins)|after|before|short"
-    r"|shy|(?:more|less|fewer|\w{2,}er|mehr|weniger|más|menos)\s(?:[A-Za-z\d]+\s){0,3}?(?:than|after|als|que)|ahead|behind"
-    r"|above|below|off|away|having|per|each|apiece|which|whom|them|to (?:\w+ decimals?|the nearest)))\b"
-    r"(?:[^,;:]|:(?! ))*(?=[,;.]|$)",
-    r";\s[^;]{0,200}\bwould be\b[^;]*$",
-    r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
-    r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))",
-)
-_BESIDE = re.compile("|".join((RESTATED.pattern, *_REMARKS)))
-_ABOUT = re.compile(rf",\s(?:or\s|which is\s|i\.e\.\s)?(?:approximately|about|roughly)\s(?=[\d$€£]|{SIGN})")
-# "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer.
-_EXPLAINED = re.compile(
-    rf"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{{0,80}}?(?:\d|{SIGN}|=[^:]{{0,80}})"
-    r"(?:\s[a-z/²³%°]+){0,3}(?=:\s|\s[-–—]\s[a-z]{2})"
-    rf"|\d(?:\s[a-z]+){{1,4}}(?=:\s[^=:(\[{{]{{0,80}}?\d[^=:]{{0,80}}?(?:,|\b(?:and|or|y|plus)|\+)\s[^=:]{{0,40}}?\d[^=:]{{0,80}}$)"
-)
-_CONSEQUENCE = re.compile(
-    r"(?i)\b(?:so|thus|hence|therefore|giving|gives|yields|makes|(?<!n't )get|i\.e\.|that is|donc|entonces)\b[,:]?"
-    rf"|[→⇒⟹∴]|=>|->|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|are|to|us|makes|equals|means|leaves)\s(?:about\s)?(?={_VALUE}|[a-z]\s=)"
-    r"|\b(?:is|are)\s(?:un)?(?:positive|negative|zero|defined|increasing|decreasing|satisfied|true|valid|real)"
-    rf"\s(?:only\s|exactly\s|precisely\s)?(?:when|if|for|at)\s(?={_VALUE}|[a-z]\s?[=<>≤≥])"
-)
-# What begins a clause that only explains, restricts or restates.
-_SUBORDINATE = re.compile("|".join((
-    r",?\s\(?(?:because|since|when|who|where|which|while|whereas|although|though|if|including|instead|rather)\b",
-    r",?\s\(?(?:provided|valid|assuming|taking|attained|reached|occurs|works|fits|compared|car|porque|weil)\b",
-    r",?\safter (?:it|he|she|they|we|\S+ (?:\w+ )?(?:is|are|was|were))\b",
-    r",\s(?:as|also (?:written|known)|or (?:as|about|exactly)|namely|of wh|from|up|down|followed|ahead|beating)\b",
-    r",\s(?:exceeding|saving|with|well|excluding)\b",
-    r"[,;]\s(?:and\s)?(?:indeed|for (?:example|instance)|e\.g\.)",
-    r"\sfor\s(?:all|every|any|each)\s(?=[a-z]\b|[\U000f0000-\U000ffffd]|real|integer|positive)",
-    r",?\s(?:验证|因为)",
-)))  # fmt: skip
-_GIVEN = re.compile(r"^\s*(?:as|since|because|if|when|for|given|with)\s(?:[^,()]|\([^()]*\))*,\s", re.IGNORECASE)
-_VERDICT = re.compile(
-    r"(?i)\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|does(?:n't| not) exist"
-    r"|diverges|divergent|all real numbers(?: except [^.;]{1,30})?|empty set)\b(?!\s(?:other|besides|unless|if|when))"
-)
-"""Answers in words."""
-_UNSURE = re.compile(r"(?i)\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n't\b")
-_TAKEN_BACK = re.compile(
-    rf"{REVISED.pattern}|\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b|^,\s(?-i:[A-Z])\w*(?:\W*$|,|\s(?:and|or)\b)"
-)
-# "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
-_NO_VERB = r"(?:\s(?!(?:is|are|was|were|we|he|she|they|it|and|plus|equals|gives|sold)\b)[A-Za-z]+)"
-_OF = re.compile(
-    rf"{_NO_VERB}{{0,3}},?\s(?:in|on|over|after|within|during|for|at|of|per|with|than|from|among|upon|pour|für|para|con"
-    r"|to (?!get|make|obtain|reach)[a-z]+|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby"
-    r"|(?:is|are|was|were)\s(?:[a-z]+\s(?:in|over|during|within)|(?:needed|required|used)\sfor))"
-    rf"(?:(?!\s(?:total|all|for)\b){_NO_VERB}){{0,4}}\s"
-)
-_DENIED = re.compile(r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$")
-_WRONG = re.compile(
-    r"\s(?:can(?:not|'t)\b|(?:does|do|did)(?:n't| not) (?:work|fit|satisfy)\b|(?:is|are|was|would be)"
-    r"(?:n't|\s(?:not|wrong|incorrect|too|extraneous|rejected|invalid|impossible|excluded)\b))"
-)
-_SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s")
+_CLAUSES: dict[str, tuple[str, ...]] = {
+    "count": (  # "are left three", "so two apples are left": a spelled number with no other number behind it
+        r"(?i:(?:^|\b(?:so|is|are|was|were|be|has|have|exactly|only|leaves|gives|equals|makes)\s)SPELLED)"
+        r"(?![^,;\n]*(?:\d|SIGN|-digit)|[^\n]*\bnamely\b)",
+    ),
+    "cause": (r",?\s(?:because|since)\s[^,]*$",),
+    "restated": (  # the same value in parentheses behind it, perhaps in another unit
+        r"(?<=[\dπ]|SIGN)\s\((?:[\d\s.,+=*·×−°%$€£≈-]|SIGN)+\)(?=[.\s]*$)",
+        r"(?<=[\dπA-Za-z%²³])\s\((?:[$€£]\d[\d.,]*|\d[\d.,]*(?:\s?(?:%|°[CF]?)|\s[A-Za-z]{1,3}[²³]?))\)",
+    ),
+    "remark": (
+        r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=|≈))[^()]*\)",
+        # "..., which is 4 more than", ", or $5 per person", ", 3 of which"
+        r",\s(?:(?:which|that|this|das)\s(?:is|was|sind)\s|or\s|i\.e\.,?\s|that is,?\s|also\s|soit\s|es decir,?\s)?"
+        r"(?:about\s|roughly\s)?(?=[\d$€£])[^\s%]+(?:%\sof|\s(?:[a-z\d]+\s){0,3}?(?:de (?:plus|moins)|after|before"
+        r"|short|shy|(?:more|less|fewer|\w{2,}er|mehr|weniger|más|menos)\s(?:[A-Za-z\d]+\s){0,3}?(?:than|after|als|que)"
+        r"|ahead|behind|above|below|off|away|having|per|each|apiece|which|whom|them|to (?:\w+ decimals?|the nearest)))"
+        r"\b(?:[^,;:]|:(?! ))*(?=[,;.]|$)",
+        r";\s[^;]{0,200}\bwould be\b[^;]*$",
+        r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
+        r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))",
+    ),
+    "about": (r",\s(?:or\s|which is\s|i\.e\.\s)?(?:approximately|about|roughly)\s(?=[\d$€£]|SIGN)",),
+    "explained": (  # "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer
+        r"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{0,80}?(?:\d|SIGN|=[^:]{0,80})"
+        r"(?:\s[a-z/²³%°]+){0,3}(?=:\s|\s[-–—]\s[a-z]{2})",
+    ),
+    "consequence": (
+        r"(?i:\b(?:so|thus|hence|therefore|giving|gives|yields|makes|(?<!n't )get|i\.e\.|that is|donc|entonces)\b)"
+        r"[,:]?",
+        r"[→⇒⟹∴]|=>|->|;\s(?=(?:since|because|as)\s[^;]*,)",
+        r",\swhich\s(?:[a-z]+\s){0,5}(?:is|are|to|us|makes|equals|means|leaves)\s(?:about\s)?(?=VALUE|[a-z]\s=)",
+        r"\b(?:is|are)\s(?:un)?(?:positive|negative|zero|defined|increasing|decreasing|satisfied|true|valid|real)"
+        r"\s(?:only\s|exactly\s|precisely\s)?(?:when|if|for|at)\s(?=VALUE|[a-z]\s?[=<>≤≥])",
+    ),
+    "subordinate": (  # what begins a clause that only explains, restricts or restates
+        r",?\s\(?(?:because|since|when|who|where|which|while|whereas|although|though|if|including|instead|rather"
+        r"|provided|valid|assuming|taking|attained|reached|occurs|works|fits|compared|car|porque|weil)\b",
+        r",?\safter (?:it|he|she|they|we|\S+ (?:\w+ )?(?:is|are|was|were))\b",
+        r",\s(?:as|also (?:written|known)|or (?:as|about|exactly)|namely|of wh|an average of|from|up|down|followed"
+        r"|ahead|beating|exceeding|saving|with|well|excluding|(?:and\s)?(?:indeed|for (?:example|instance)))\b",
+        r"\sfor\s(?:all|every|any|each)\s(?=[a-z]\b|SIGN|real|integer|positive)",
+        r",?\s(?:验证|因为)",
+    ),
+    "given": (r"(?i:^\s*(?:as|since|because|if|when|for|given|with)\s)(?:[^,()]|\([^()]*\))*,\s",),
+    "verdict": (  # an answer in words
+        r"(?i:\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|diverges|divergent"
+        r"|does(?:n't| not) exist|all real numbers(?: except [^.;]{1,30})?|empty set)\b)"
+        r"(?!\s(?:other|besides|unless|if|when))",
+    ),
+    "unsure": (r"(?i:\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n't\b)",),
+    "taken back": (
+        r"(?i:\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b)",
+        r"^,\s[A-Z]\w*(?:\W*$|,|\s(?:and|or)\b)",
+    ),
+    # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what
+    "of": (
+        r"(?:WORD){0,3},?\s(?:in|on|over|after|within|during|between|for|at|of|per|with|than|from|among|upon|pour|für"
+        r"|para|con|to (?!get|make|obtain|reach)[a-z]+|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby"
+        r"|(?:is|are|was|were)\s(?:[a-z]+\s(?:in|over|during|within)|(?:needed|required|used)\sfor))"
+        r"(?:(?!\s(?:total|all|for)\b)WORD){0,4}\s",
+    ),
+    "denied": (r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$",),
+    "wrong": (
+        r"\s(?:can(?:not|'t)\b|(?:does|do|did)(?:n't| not) (?:work|fit|satisfy)\b|(?:is|are|was|would be)"
+        r"(?:n't|\s(?:not|wrong|incorrect|too|extraneous|rejected|invalid|impossible|excluded)\b))",
+    ),
+    "subject": (r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s",),
+}  # fmt: skip
+(_COUNT, _CAUSE, RESTATED, _REMARK, _ABOUT, _EXPLAINED, _CONSEQUENCE, _SUBORDINATE, _GIVEN, _VERDICT, _UNSURE,
+ _TAKEN_BACK, _OF, _DENIED, _WRONG, _SUBJECT) = patterns(_CLAUSES)  # fmt: skip
 _FEW_WORDS = 4
 
 
 def _stated(sentence: str, first: bool) -> str:
     revised = REVISED.split(sentence)[-1]
     sentence = revised if re.search(rf"\d|{SIGN}", revised) else sentence
-    sentence = _ABOUT.sub(" ≈ ", _BESIDE.sub("", sentence))
+    sentence = _ABOUT.sub(" ≈ ", _REMARK.sub("", RESTATED.sub("", sentence)))
     sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
     if re.search("probability|chance|odds", sentence):
         sentence = re.sub(r"(\d) (?:in|out of) (\d)", r"\1/\2", sentence)
@@ -150,7 +150,8 @@ def _stated(sentence: str, first: bool) -> str:
 def _is_meant(sentence: str, words: re.Match[str]) -> bool:
     """Whether words stand in a sentence without a doubt before or a correction behind them."""
     before = re.split(r"[,;:]\s", sentence[: words.start()])[-1]
-    return not (_UNSURE.search(before) or _TAKEN_BACK.search(sentence[words.end() :]))
+    after = sentence[words.end() :]
+    return not (_UNSURE.search(before) or _TAKEN_BACK.search(after) or REVISED.search(after))
 
 
 def _main(clause: str, first: bool) -> str | None:
@@ -170,12 +171,12 @@ def _main(clause: str, first: bool) -> str | None:
     while few and len(found) > 1 and _OF.fullmatch(clause[found[-2][1] : found[-1][0]]):
         found.pop()
     quantity = clause[slice(*found[-1])]
-    if re.search(
-        r"[/×*·÷^]\s?$|[a-z] x\s$|\bchoose\s$", clause[: found[-1][0]]
-    ):  # "10 books × 3 = 30": with words in it
+    # The end of a calculation with words in it: "10 books × 3 = 30", "m = (2 kg/L)(3 L) = 6 kg".
+    part = re.search(r"[/×*·÷^]\s?$|[a-z] x\s$|\bchoose\s$", clause[: found[-1][0]])
+    if part or quantity.count(")") > quantity.count("("):
         quantity = quantity.rpartition("=")[2].strip()
     # A letter behind a number, set apart, is a unit and no variable.
-    return re.sub(r"(?<=\d)\s([A-Za-z][²³]?)$", r"\\text{ \1}", quantity)
+    return re.sub(r"(\d|10[⁰-⁹¹²³⁻]+)\s([A-Za-z][²³]?)$", r"\1\\text{ \2}", quantity)
 
 
 # -- quantities --------------------------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ _NUMERAL = re.compile(r"[-+−±~≈$€£¥₹(\[{]*(?:\.?\d|[½¼¾])")
 _OPERATOR = "=+*/^<>≤≥≠≈∩∪∈×·÷−-±"
 _OPERAND = re.compile(rf"[\d½¼¾∞∅ℝπ]|{SIGN}|[A-Za-z)\]₀-₉]\s?[=+*/^<>≤≥≠≈∩∪×·÷−²³]")
 _NEXT_WORD = re.compile(r"\s?(/|°?[^\W\d_]+|[€$£%])")
-_UNIT_WORDS = frozenset("am pm percent hundred thousand million billion trillion dozen per /".split())
+_UNIT_WORDS = frozenset("am pm percent % hundred thousand million billion trillion dozen per /".split())
 
 
 def _quantities(text: str) -> list[tuple[int, int]]:
@@ -214,7 +215,7 @@ def _runs(text: str) -> list[tuple[int, int]]:
     for token, before, word, after, further in zip(tokens, words, words[1:], words[2:], words[3:], strict=False):
         if (joined or word not in _OPERATOR + ":|") and _is_mathematics(word, before, after):
             runs[len(runs) - joined :] = [(runs[-1][0] if joined else token.start(), token.end())]
-            joined = word == ":" or word[-1] not in ".!?:"
+            joined = word in (":", "...") or word[-1] not in ".!?:"
         else:
             joined = joined and word in ("and", "or", "remainder") and _is_mathematics(after, "", further)
     return runs
@@ -223,7 +224,7 @@ def _runs(text: str) -> list[tuple[int, int]]:
 def _is_mathematics(token: str, before: str, after: str) -> bool:
     bare = token.rstrip(".,;:!?")
     if not bare or re.match(r"\d+-[A-Za-z]{2,}", bare):  # "a 3-digit number"
-        return token == ":"
+        return token == ":" or (token == "..." and before[-1:] in tuple(_OPERATOR))
     if _NUMERAL.match(bare) or token == "Rs.":
         return True
     rest = _FUNCTIONS.sub("", bare)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+from roll_envs.verifiers.mathematics.plain_numbers import SPELLED
+
 SIGN = "[\U000f0000-\U000ffffd]"
 """Stands for mathematics between delimiters."""
 EMOJI = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]\ufe0f?|(?<=\\s)[:;]-?[)D]")
@@ -25,10 +27,11 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
     "supposed": (
         r"if\b.{1,200}\b(?:would|were)\b",
         r".{1,200}\bwould be\b.{1,200}\bif\b",
+        r"(?:many|most|some) people\b.{1,200}\bwould\b",
     ),
     "looks back": (  # is left out behind a value, with what follows, up to the next conclusion
-        r"{WE}(?:double-?)?check(?!\w* (?:[a-z]\b|all|each|every|which|cases|if|whether))",
-        r"{WE}(?:verif[iy]|satisf[iy]|confirm|probe\b|prueba|comproba|vérif|провер)",
+        r"WE(?:double-?)?check(?!\w* (?:[a-z]\b|all|each|every|which|cases|if|whether))",
+        r"WE(?:verif[iy]|satisf[iy]|confirm|probe\b|prueba|comproba|vérif|провер)",
         r"(?:substitut|plug)[^.]{0,40}\bback\b(?![^.]{0,200}(?:\b[a-z] ?=|SIGN))",
         r"(?:explanation|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
         r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
@@ -40,10 +43,14 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"i (?:took|did|used|multiplied|added|subtracted|divided|calculated|computed|started)\b(?!.*(?:to get|=))",
         r"(?:in other words|(?:for|by|in) comparison|because\b(?![^,]*,)|here,? (?:we|i) used|(?:lower|upper) bound)\b",
         r"for (?:example|instance)\b",
+        r"if\b[^,]*, (?:buy|get|use|order|round|plan|consider|you (?:can|could|may|might|should))\b",
+    ),
+    "converts": (  # is left out behind a value that it does not round
+        r"(?:if\b[^,]{1,60}, )?(?:that|this|it)(?:'s| is| would be) (?:about|roughly|approximately|around)\b(?!.*=)",
     ),
     "behind": (  # the same behind a conclusion only
         r"(?:working|steps|references?\b|on average\b|(?:that|this)(?:'s| is) an average\b)",
-        r"(?:that|this|which|it)(?:'s| is| would be) (?:about|roughly|approximately|around|equivalent|the same)",
+        r"(?:that|this|which|it)(?:'s| is| would be) (?:equivalent|the same)(?!.*=)",
     ),
     "concludes": (
         r"(?:so|thus|hence|therefore|consequently|finally|overall|altogether|total|in (?:total|all|summary))\b",
@@ -53,14 +60,16 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """How sentences of a kind begin."""
-_WE = (  # "Let me quickly double-check", "As a check", "It is easy to verify"
-    r"(?:(?:now|just|as|an?|let me|let's|let us|we|you|i|i'll|one|it|is|easy|can|also|to|quickly|quick|easily|double"
-    r"|sanity|both|these|they|this|all|our)[ -]){0,5}"
-)
-_ASIDE, _SUPPOSED, _LOOKS_BACK, _BEHIND, CONCLUDES = (
-    re.compile(rf"(?i)(?:(?!{SIGN})\W){{0,4}}(?:{'|'.join(openings)})".replace("{WE}", _WE).replace("SIGN", SIGN))
-    for openings in _OPENINGS.values()
-)
+_PARTS = {
+    "SIGN": SIGN,
+    "SPELLED": SPELLED.pattern,
+    "VALUE": rf"[-$€£(\d]|{SIGN}",
+    "WORD": r"\s(?!(?:is|are|was|were|we|he|she|they|it|and|plus|equals|gives|sold)\b)[A-Za-z]+",
+    "WE": (  # "Let me quickly double-check", "As a check", "It is easy to verify"
+        r"(?:(?:now|just|as|an?|let me|let's|let us|we|you|i|i'll|one|it|is|easy|can|also|to|quickly|quick|easily"
+        r"|double|sanity|both|these|they|this|all|our)[ -]){0,5}"
+    ),
+}
 _PHRASES: dict[str, tuple[str, ...]] = {
     "no answer": (
         r"(?:can(?:not|'t)|could(?: not|n't)|(?:un|not )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
@@ -79,9 +88,17 @@ _PHRASES: dict[str, tuple[str, ...]] = {
         r",\s(?:so|thus|hence|therefore)\b.*(?:\d|SIGN)|^(?:now|then|next)\b(?!.*(?:check|verif))",
     ),
 }  # fmt: skip
-_NO_ANSWER, REVISED, _GOES_ON = (
-    re.compile("(?i)" + "|".join(phrases).replace("SIGN", SIGN)) for phrases in _PHRASES.values()
-)
+
+
+def patterns(table: dict[str, tuple[str, ...]], opening: str = "") -> list[re.Pattern[str]]:
+    """A pattern of each kind of phrases, in order; words in capitals stand for parts of it."""
+    part = re.compile("|".join(_PARTS))
+    wholes = (rf"{opening}(?:{'|'.join(phrases)})" for phrases in table.values())
+    return [re.compile(part.sub(lambda name: _PARTS[name[0]], whole)) for whole in wholes]
+
+
+_ASIDE, _SUPPOSED, _LOOKS_BACK, _CONVERTS, _BEHIND, CONCLUDES = patterns(_OPENINGS, r"(?i)(?:(?!SIGN)\W){0,4}")
+_NO_ANSWER, REVISED, _GOES_ON = patterns(_PHRASES, "(?i)")
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
 _WRITINGS = (
     (r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2"),
@@ -93,6 +110,7 @@ _WRITINGS = (
 )
 """Patterns and what they become, in order."""
 _VALUE = re.compile(rf"\d|{SIGN}")
+_NUMBER = re.compile(r"\d[\d,]{0,20}(?:\.\d{1,20})?")
 _SHORT = re.compile(r"\W*(?:[\w.,/%]+\W*){1,3}")
 
 
@@ -109,7 +127,8 @@ def sentences(text: str) -> list[str]:
         if (looks or back) and any(ending(part) for ending in (CONCLUDES.match, REVISED.search, _GOES_ON.search)):
             looks = back = False
         back = back or bool(looks and (_VALUE.search(part) or ":" in part or _SHORT.fullmatch(part)))
-        if not (looks or back or _ASIDE.match(part) or _SUPPOSED.match(part)):
+        converts = stated and _CONVERTS.match(part) and not _rounds(part, told[-1])
+        if not (looks or back or converts or _ASIDE.match(part) or _SUPPOSED.match(part)):
             concluded = concluded or bool(CONCLUDES.match(part) or (not told and _SHORT.fullmatch(part)))
             stated = stated or _VALUE.search(part) is not None
             told.append(part)
@@ -118,3 +137,12 @@ def sentences(text: str) -> list[str]:
     # A long text that begins with a doubt may find the answer in the end.
     doubted = [*told[-1:], *(every[:1] if len(every) <= 4 else ())]
     return [] if any(map(_NO_ANSWER.search, doubted)) or _CUT_OFF.search(text) else told
+
+
+def _rounds(sentence: str, before: str) -> bool:
+    """Whether the first number of a sentence may be the last one of the sentence before it, rounded."""
+    rounded, exact = _NUMBER.findall(sentence)[:1], _NUMBER.findall(before)[-1:]
+    if not rounded or not exact:
+        return True
+    value, other = (float(number.replace(",", "")) for number in (*rounded, *exact))
+    return abs(value - other) <= max(0.1 * other, 0.5)
