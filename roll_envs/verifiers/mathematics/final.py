@@ -9,6 +9,7 @@ from roll_envs.verifiers.mathematics.prose import RESTATED, SPAN, says, stated
 from roll_envs.verifiers.mathematics.sentences import EMOJI, OTHER_SCRIPT, REVISED
 
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
+_STUCK = re.compile(r"(?<=[\d$)}])\.(?=[A-Z][a-z ])")
 _PROSE = re.compile(rf"(?<![\\A-Za-z{{])[A-Za-z]{{2,}}(?![A-Za-z}}])|\bi\.e|{OTHER_SCRIPT.pattern}")
 _CHECKED = re.compile(r"(?<=\S)\s*\n[^A-Za-z\n]{1,80}=[^A-Za-z\n]{1,80}[✓✔]$")
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|square|qed)\b\$?")
@@ -59,7 +60,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 
 
 def _written(text: str) -> str:
-    text = _CHECKED.sub("", reply(text).rstrip())
+    text = _STUCK.sub(". ", _CHECKED.sub("", reply(text).rstrip()))
     return _LINES.sub("\n", _WHITESPACE.sub(" ", EMOJI.sub(" ", text.replace("’", "'"))))
 
 
