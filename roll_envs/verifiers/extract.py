@@ -55,9 +55,12 @@ _FOREIGN = {
 _PHRASE = re.compile(
     r"(?-i:(?<![A-Za-z])(?=[^\W\d_eghiknqsu-zEGHIKNQSU-Z]))(?:"  # for speed: letters that none begins with
     r"(?:(?:final|correct|best|right|matching)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
-    r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:question|problem)\s+)?"
+    r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:[a-z]+\s+)?(?:question|problem)\s+)?"
     r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
-    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=>?|[-–—](?=\s)|\$?\\boxed)\s*"
+    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?"
+    r"\s*:?|:|=>?|[-–—](?=\s|[A-J]\b)|\$?\\boxed)\s*"
+    # A call: submit_answer(choice="D").
+    r"|(?:answer|choice|option|finish)[(=\[](?:\w{1,20}=)?(?=[\"']?[A-J]\b)"
     rf"|(?:{'|'.join(_FOREIGN.values())})\s*)",
     re.IGNORECASE,
 )

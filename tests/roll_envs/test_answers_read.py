@@ -51,17 +51,18 @@ def test_replies_that_were_misread_once() -> None:
     assert [one for one in written("misread_replies.tsv") if read_as(one, math) != "right"] == []
 
 
-@pytest.mark.parametrize("name", list("abcdef"))
-def test_choices_of_replies_that_others_wrote(name: str) -> None:
-    """99 of 100 are read, and no letter is read that is not given."""
+@pytest.mark.parametrize(("name", "least"), [*((name, 0.99) for name in "abcdefg"), ("h", 0.97)])
+def test_choices_of_replies_that_others_wrote(name: str, least: float) -> None:
+    """The share that is read is no less than it was, and no letter is read that is not given."""
     choices = [one for one in written(f"written_replies_{name}.tsv") if one.task == "choice"]
     found = [read_as(one, make_verifier("choice")) for one in choices]
-    assert found.count("right") >= 0.99 * len(choices)
+    assert found.count("right") >= least * len(choices)
     assert found.count("other") == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("a", 0.985), ("b", 0.99), ("c", 0.985), ("d", 0.99), ("e", 0.975), ("f", 0.99)]
+    ("name", "least"),
+    [("a", 0.985), ("b", 0.99), ("c", 0.985), ("d", 0.99), ("e", 0.975), ("f", 0.99), ("g", 0.98), ("h", 0.955)],
 )
 def test_mathematics_of_replies_that_others_wrote(name: str, least: float) -> None:
     """The share that is read as meant; rules were made for the misses of all of them."""
