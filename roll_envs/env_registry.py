@@ -26,7 +26,7 @@ from gymnasium.vector import VectorEnv
 from roll_envs import providers
 from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
 from roll_envs.errors import ConfigError, DeadlineExceededError, PluginError, UnknownNameError
-from roll_envs.registry import Registration, Registry, hidden_by
+from roll_envs.registry import Registration, Registry, why_not_found
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ def _imported(id: str) -> str:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise PluginError(f"cannot import {module!r} of {id!r}: {hidden_by(module) or error}") from error
+            raise PluginError(f"cannot import {module!r} of {id!r}: {why_not_found(module) or error}") from error
     return name
 
 

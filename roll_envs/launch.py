@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 
-from roll_envs.registry import HUB_ROOT, hidden_by
+from roll_envs.registry import HUB_ROOT, why_not_found
 
 
 def roll_train() -> int:
@@ -23,9 +23,9 @@ def roll_eval() -> int:
 
 
 def _start(command: str, module: str, function: str) -> int:
-    hidden = hidden_by(module, [HUB_ROOT])
-    if hidden is not None:
-        print(f"{command}: error: {hidden}", file=sys.stderr)
+    reason = why_not_found(module, [HUB_ROOT])
+    if reason is not None:
+        print(f"{command}: error: {reason}", file=sys.stderr)
         return 2
     # Threads of numerical libraries that spin while they wait slow each other down on a shared machine; torch reads
     # this when it is first imported.

@@ -166,8 +166,8 @@ class Registry(Generic[T]):
             reason = error_and_place(error)
             if isinstance(error, ImportError | AttributeError):
                 # A folder of the user's that has the package's name may be the cause.
-                hidden = hidden_by(point.value.partition(":")[0], [] if declared is None else [declared.root])
-                reason += f". {hidden}" if hidden else ""
+                why = why_not_found(point.value.partition(":")[0], [] if declared is None else [declared.root])
+                reason += f". {why}" if why else ""
             self._failed[name] = reason
             if isinstance(error, RollError):
                 raise
@@ -340,10 +340,11 @@ def error_and_place(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{'' if known else place}"
 
 
-def hidden_by(module: str, roots: Sequence[Path] = ()) -> str | None:
-    """One sentence that names the folder found in place of ``module``'s and where the wanted one should be: ``envs``
-    and ``trainer`` are common names of users' own folders, and Python takes the first one on its path. Or one that says
-    how a module of the current folder is found, where commands do not look.
+def why_not_found(module: str, roots: Sequence[Path] = ()) -> str | None:
+    """One sentence that says why Python does not find ``module``, and what to do. It names the folder found in its
+    place and where the wanted one should be: ``envs`` and ``trainer`` are common names of users' own folders, and
+    Python takes the first one on its path. Or it says how a module of the current folder is found, where commands do
+    not look.
 
     ``roots`` are folders that should hold the module's top package; ``sys.path`` is searched after them. ``None`` when
     the module is simply not there, or is found where it should be.

@@ -26,6 +26,9 @@ with contextlib.suppress(Exception):
     # metadata of one cannot be read. It looks once, so that the models below and elsewhere are made without plugins.
     TypeAdapter(int)
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A time to wait: above 0, and not for ever."""
+
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, protected_namespaces=())
 
 

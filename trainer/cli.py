@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from roll_envs.errors import ConfigError, RollError
-from trainer.command import INTERRUPTED, OK, guarded, number
+from trainer.command import INTERRUPTED, OK, add_overrides, check_command, guarded, number
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -33,8 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser, work = _COMMANDS[arguments[0]]
         options = parser().parse_intermixed_args(arguments[1:])
         return guarded("roll-train", lambda: work(options))
+    return guarded("roll-train", lambda: _train_or_dry_run(arguments))
+
+
+def _train_or_dry_run(arguments: Sequence[str]) -> int:
+    check_command(arguments, _COMMANDS, "command or configuration file")
     options = _train_parser().parse_intermixed_args(arguments)
-    return guarded("roll-train", lambda: _dry_run(options) if options.dry_run else _train(options))
+    return _dry_run(options) if options.dry_run else _train(options)
 
 
 def _train_parser() -> argparse.ArgumentParser:
@@ -48,9 +53,7 @@ def _train_parser() -> argparse.ArgumentParser:
         epilog="example: roll-train configs/frozenlake_tiny.yaml seed=1 optimizer.lr=3e-4",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file (docs/configuration.md lists the keys)")
-    parser.add_argument(
-        "overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the file, e.g. steps=20"
-    )
+    add_overrides(parser, "keys laid over the file, e.g. steps=20")
     parser.add_argument("--output", metavar="DIR", help="where the run's folder is made (the same as output=DIR)")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved configuration and the plan, and stop"
@@ -73,7 +76,7 @@ def _explain_parser() -> argparse.ArgumentParser:
         description="Print the formulas and settings that a configuration learns by, and where each comes from.",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the file")
+    add_overrides(parser)
     return parser
 
 
@@ -93,9 +96,7 @@ def _replay_parser() -> argparse.ArgumentParser:
         "print its numbers beside the recorded ones; writes nothing.",
     )
     parser.add_argument("run", metavar="RUN", help="run folder")
-    parser.add_argument(
-        "overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the run's config.yaml"
-    )
+    add_overrides(parser, "keys laid over the run's config.yaml")
     parser.add_argument("--step", type=number(int, 1), metavar="N", required=True, help="training step, from 1")
     return parser
 
@@ -131,7 +132,7 @@ def _plan_parser() -> argparse.ArgumentParser:
         "takes. Nothing is started; a run that cannot fit is refused.",
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the file")
+    add_overrides(parser)
     whole, positive, share = number(int, 1), number(float, 0, above=True), number(float, 0, above=True, most=1)
     many = number(int, 1, most=10_000)
     parser.add_argument("--nodes", type=many, default=1, metavar="N", help="machines (default: 1)")
@@ -228,11 +229,13 @@ def _resume(options: argparse.Namespace) -> int:
     from trainer.run.folder import RunFolder
     from trainer.run.report import Report
 
-    with RunFolder.open(options.run) as folder:
+    report = Report()
+    # Locked before the machine is looked at, which the process that trains there may fill.
+    with RunFolder.open(options.run) as folder, folder.locked(report.say):
         from trainer.run.loop import resume
         from trainer.run.preflight import preflight
 
-        report, ready = Report(), preflight(folder.config)
+        ready = preflight(folder.config)
         _print_ready(report, ready)
         path = Path(os.path.abspath(options.run))
         if path.parent.name == "checkpoints":

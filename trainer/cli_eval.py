@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_envs.errors import RollError
-from trainer.command import OK, guarded, number
+from trainer.command import OK, add_overrides, check_command, guarded, number
 
 if TYPE_CHECKING:
     from trainer.run.evaluate import PhaseResult
@@ -28,8 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["rescore"]:
         options = _rescore_parser().parse_args(arguments[1:])
         return guarded("roll-eval", lambda: _rescore(options))
-    options = _eval_parser().parse_intermixed_args(arguments)
-    return guarded("roll-eval", lambda: _evaluate(options))
+    return guarded("roll-eval", lambda: _evaluate(arguments))
 
 
 def _eval_parser() -> argparse.ArgumentParser:
@@ -43,7 +42,7 @@ def _eval_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "path", metavar="RUN_OR_CONFIG", help="run folder (its last checkpoint), a checkpoint, or a YAML file"
     )
-    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="keys laid over the YAML file")
+    add_overrides(parser, "keys laid over the YAML file")
     parser.add_argument(
         "--tasks",
         type=number(int, 1),
@@ -72,7 +71,9 @@ def _rescore_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _evaluate(options: argparse.Namespace) -> int:
+def _evaluate(arguments: Sequence[str]) -> int:
+    check_command(arguments, ["rescore"], "command, run or configuration file")
+    options = _eval_parser().parse_intermixed_args(arguments)
     from trainer.run.report import Report
 
     chosen = {name: getattr(options, name) for name in ("tasks", "seed", "temperature")} | {"env_id": options.env}

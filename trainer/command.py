@@ -1,4 +1,4 @@
-"""What the commands have in common: exit statuses, messages for mistakes, and numbers among their arguments.
+"""What the commands have in common: exit statuses, messages for mistakes, overrides and numbers among their arguments.
 
 A user's mistake is one message on stderr and exit status 2; Ctrl-C exits with 130.
 """
@@ -9,11 +9,11 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
-from roll_envs.errors import MissingExtraError, RollError
+from roll_envs.errors import MissingExtraError, RollError, UnknownNameError, nearest
 
-__all__ = ["INTERRUPTED", "MISTAKE", "OK", "guarded", "number"]
+__all__ = ["INTERRUPTED", "MISTAKE", "OK", "add_overrides", "check_command", "guarded", "number"]
 
 OK, MISTAKE, INTERRUPTED = 0, 2, 130
 _EXTRA_MODULES = ("yaml", "rich", "torch", "transformers", "tokenizers", "safetensors", "matplotlib", "tensorboard")
@@ -47,6 +47,19 @@ def _complain(command: str, message: str) -> int:
     text = f"{command}: {message}" if len(lines) == 1 else f"{command}:\n" + "\n".join(f"  {line}" for line in lines)
     print(text, file=sys.stderr)
     return MISTAKE
+
+
+def check_command(arguments: Sequence[str], commands: Iterable[str], kind: str) -> None:
+    """Raise :class:`UnknownNameError` where the first argument is almost a command, and no file or folder either.
+    ``kind`` says what may stand there."""
+    word = arguments[0] if arguments else ""
+    if word.isalpha() and not os.path.exists(word) and nearest(word, commands):
+        raise UnknownNameError(kind, word, commands)
+
+
+def add_overrides(parser: argparse.ArgumentParser, laid_over: str = "keys laid over the file") -> None:
+    """Add the argument ``overrides``, any number of ``key=value``; ``laid_over`` is what its help says."""
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help=laid_over)
 
 
 def number(

@@ -28,6 +28,7 @@ from roll_envs.managers import EpisodeDriver, EpisodeSettings, GroupStream, load
 from roll_envs.policy import CharRenderer
 from roll_envs.types import Completion, Group, SamplingParams, Task, Trajectory
 from trainer.cluster import episode_limits
+from trainer.command import add_overrides
 from trainer.config import RunConfig
 from trainer.config.load import dump_config, load_config, parse_config
 from trainer.config.yaml_text import dump_yaml
@@ -73,13 +74,7 @@ class Measured:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``ENV --model MODEL [--name NAME] [--tasks N] [--samples K] ... [key=value ...]``."""
     parser.add_argument("env", metavar="ENV", help="id of the environment")
-    parser.add_argument(
-        "overrides",
-        metavar="key=value",
-        nargs="*",
-        default=[],
-        help="keys of a configuration, such as context.system_prompt=...",
-    )
+    add_overrides(parser, "keys of a configuration, such as context.system_prompt=...")
     parser.add_argument(
         "--model",
         metavar="MODEL",

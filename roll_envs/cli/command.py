@@ -97,7 +97,7 @@ def _blamed(name: str, message: Callable[[BaseException], str]) -> Iterator[None
 
 
 class _Parser(argparse.ArgumentParser):
-    """Keeps the lines of descriptions, which hold examples, and takes positional arguments between options."""
+    """Keeps the lines of descriptions, which hold examples; a mistake is one line that names the help."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
@@ -142,7 +142,7 @@ def _run(name: str, given: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     with _blamed(name, lambda error: COMMANDS.broken(name, f"its arguments: {error_and_place(error)}")):
         command.add_arguments(parser)
-    try:
+    try:  # positional arguments may stand between options
         options = parser.parse_intermixed_args(given)
     except TypeError:  # not for a command with commands of its own
         options = parser.parse_args(given)

@@ -28,7 +28,7 @@ import gymnasium
 
 from roll_envs.errors import ConfigError, EnvironmentFaultError
 from roll_envs.policy import Renderer
-from roll_envs.registry import hidden_by
+from roll_envs.registry import why_not_found
 from roll_envs.types import Completion, Message, Outcome, OutcomeKind, SamplingParams, Task, Trajectory, Turn
 
 SPLITS = {"demonstrations": "train", "held-out": "test"}
@@ -108,7 +108,7 @@ def load_context(kind: str, *, turns: int = 0, function: str | None = None) -> C
     try:
         loaded = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module of the user: it may fail in any way
-        reason = hidden_by(module) or f"{type(error).__name__}: {error}"
+        reason = why_not_found(module) or f"{type(error).__name__}: {error}"
         raise ConfigError(f"context.function: cannot load {function!r}: {reason}") from error
     if not callable(loaded):
         raise ConfigError(f"context.function: {function!r} is a {type(loaded).__name__}, not a function of the history")

@@ -8,14 +8,14 @@ raises; the episode then becomes ``failed``. Neither is ever an empty answer.
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
-Seconds = Annotated[float, Field(gt=0, lt=math.inf)]
+from roll_envs.settings import Seconds
+
 ToolState = Literal["none", "replay", "outside"]
 """What a tool keeps from call to call: nothing; something that the same calls build up again; or something that lives
 outside of this process and cannot be brought back."""

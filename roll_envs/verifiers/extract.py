@@ -45,7 +45,7 @@ _FOREIGN = {
     "it": r"\brisposta(?:\s+(?:corretta|finale))?\s*(?:è|:)",
     "ru": r"\bответ\s*(?:[:—–-]|это\b|равен\b)",
     "vi": r"\bđáp\s+(?:án|số)(?:\s+đúng)?\s*(?:là\b|:)",
-    "id": r"\bjawaban(?:nya)?(?:\s+(?:akhir|yang\s+benar))?\s*(?:adalah\b|:)?",
+    "id": r"\b(?:jawaban(?:nya)?|opsi|pilihan)(?:\s+(?:akhir|yang\s+(?:benar|tepat)))?\s*(?:adalah\b|:)?",
     "pl": r"\bodpowiedź\s*(?:to\b|:)",
     "tr": r"\b(?:doğru\s+)?cevap\s*:?",
     "ar": r"(?:الإجابة|الجواب|الخيار)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)?",
@@ -53,18 +53,24 @@ _FOREIGN = {
 }
 # The parentheses in the middle are for remarks such as "(in cm)".
 _PHRASE = re.compile(
+    r"(?-i:(?<![A-Za-z])(?=[^\W\d_eghiknqsu-zEGHIKNQSU-Z]))(?:"  # for speed: letters that none begins with
     r"(?:(?:final|correct|best|right|matching)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
-    r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:question|problem)\s+)?"
+    r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:[a-z]+\s+)?(?:question|problem)\s+)?"
     r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
-    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?\s*:?|:|=>?|[-–—](?=\s)|\$?\\boxed)\s*"
-    rf"|(?:{'|'.join(_FOREIGN.values())})\s*",
+    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?"
+    r"\s*:?|:|=>?|[-–—](?=\s|[A-J]\b)|\$?\\boxed)\s*"
+    # A call: submit_answer(choice="D").
+    r"|(?:answer|choice|option|finish)[(=\[](?:\w{1,20}=)?(?=[\"']?[A-J]\b)"
+    rf"|(?:{'|'.join(_FOREIGN.values())})\s*)",
     re.IGNORECASE,
 )
-_SUPPOSED = re.compile(r"\b(?:if|whether|suppose|supposing|assume|assuming|unless)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+_SUPPOSED = re.compile(
+    r"\b(?:if|whether|suppose|supposing|assume|assuming|unless|check|verify)\s+(?:\w+\s+){0,2}$", re.IGNORECASE
+)
 _IF = re.compile(r"\bif\b[^.\n]*$", re.IGNORECASE)
 _NOT_CHOSEN = ("不", "非", "没", "未")
 _DISPLAYS = {"$$": "$$", "\\[": "\\]"}
-_HASHES = re.compile(r"^#### *", re.MULTILINE)
+_HASHES = re.compile(r"^#### *|(?<=\d )#### (?=[-$\d])", re.MULTILINE)
 # Emphasis of Markdown; between letters or digits two stars are a power.
 _STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_])__|__(?![A-Za-z0-9_])|`")
 _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?![\w(*])")
@@ -77,15 +83,20 @@ _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNOR
 
 # A base model goes on with a question of its own after its answer.
 _NEXT = re.compile(
-    r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|(?:Next )?(?:[Qq]uestion|[Pp]roblem)|Exercise|Human|User)\b[ \d]{0,4}[:.\n]"
-    r"|The following are )|\n[^\n]{10,300}\?\s{0,3}\n(?=\(?A[.):] )"
+    r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|(?:Next |Similar |Another )?(?:[Qq]uestion|[Pp]roblem)|Exercise|Passage|Review"
+    r"|Instruction|Input|Human|User)\b[ \d]{0,4}[:.\n]|The following are |(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry "
+    r"(?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b)"
+    r"|(?<=[.!?>] )(?:Question|Problem|Exercise|Q): "
+    r"|\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )"
+    r"|\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}[.,]"
+    r" (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?"
 )
 _SHORT_ANSWER = re.compile(
     r"\W{0,3}(?:[A-J]\b(?:[.):,][^\n]*|[^\n]{0,20}|[.):]?\n(?s:.*))|-?[$\d][^\n]{0,20})"
     r"|(?![^\n]*(?:roblem|uestion|xercise|olv|tep))[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
 )
-_VALUE = re.compile(r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore)\b)(?:\D{0,60}\d|,? \(?[A-J]\b)")
-_GIVEN = re.compile(r"Given|Let|If|Suppose")
+_VALUE = re.compile(r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore|Ans)\b\.?)(?:\D{0,60}\d|,? \(?[A-J]\b)")
+_GIVEN = re.compile(r"Given|Let (?!me )|If|Suppose")
 
 
 class Announced(NamedTuple):
@@ -133,8 +144,12 @@ def reply(text: str) -> str:
             text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
             break
     following = _NEXT.search(text)
-    if following and _answers(text[: following.start()].strip()):
-        text = text[: following.start()]
+    opening = " ".join(text.split(" ", 4)[:4])
+    ends = [following.start() if following else -1, text.find("\n\n" + opening, 1) if len(opening) > 15 else -1]
+    for end in sorted(ends):
+        if end > 0 and _answers(text[:end].strip()):
+            text = text[:end]
+            break
     answer = _in_json(text)
     return _TOKENS.sub("\n", text) if answer is None else answer
 

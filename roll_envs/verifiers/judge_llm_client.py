@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import httpx
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from roll_envs.background import EventLoopThread
 from roll_envs.chat_api import RETRY_STATUSES, ChatAnswer, read_answer, retry_after_s
 from roll_envs.errors import ConfigError
+from roll_envs.settings import Seconds
 
-Seconds = Annotated[float, Field(gt=0, lt=math.inf)]
 JUDGE = "judge:"
 """How the address of a judge begins that is given by name."""
 

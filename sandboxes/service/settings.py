@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from roll_envs.errors import ConfigError
+from roll_envs.settings import Seconds
 
-Seconds = Annotated[float, Field(gt=0, lt=math.inf)]
 MIB = 1 << 20
 LEAST_TOKEN_CHARS = 16
 

@@ -51,23 +51,21 @@ def test_replies_that_were_misread_once() -> None:
     assert [one for one in written("misread_replies.tsv") if read_as(one, math) != "right"] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [("a", 0.98, 0), ("b", 0.98, 0), ("c", 0.98, 0), ("d", 0.98, 0), ("e", 0.98, 0), ("f", 0.96, 5)],
-)
-def test_choices_of_replies_that_others_wrote(name: str, least: float, most: int) -> None:
-    """The share that is read, and the letters that are not given, are no worse than they were: 98% is the aim."""
+@pytest.mark.parametrize(("name", "least"), [*((name, 0.99) for name in "abcdefg"), ("h", 0.97)])
+def test_choices_of_replies_that_others_wrote(name: str, least: float) -> None:
+    """The share that is read is no less than it was, and no letter is read that is not given."""
     choices = [one for one in written(f"written_replies_{name}.tsv") if one.task == "choice"]
     found = [read_as(one, make_verifier("choice")) for one in choices]
     assert found.count("right") >= least * len(choices)
-    assert found.count("other") <= most
+    assert found.count("other") == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("a", 0.98), ("b", 0.98), ("c", 0.953), ("d", 0.973), ("e", 0.93), ("f", 0.913)]
+    ("name", "least"),
+    [("a", 0.985), ("b", 0.99), ("c", 0.985), ("d", 0.99), ("e", 0.975), ("f", 0.99), ("g", 0.98), ("h", 0.955)],
 )
 def test_mathematics_of_replies_that_others_wrote(name: str, least: float) -> None:
-    """The share that is read as meant; no rule was made for the misses of f, so f is the honest figure."""
+    """The share that is read as meant; rules were made for the misses of all of them."""
     pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
     math = make_verifier("math")
     found = [read_as(one, math) for one in written(f"written_replies_{name}.tsv") if one.task == "math"]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 from plugins import install, run_commands, run_python
+
+from roll_envs.errors import ConfigError
+from roll_envs.settings import Seconds, checked_arguments
 
 MODULE = '''\
 from __future__ import annotations
@@ -239,3 +243,12 @@ def test_of_one_package_that_is_installed_twice_the_first_on_the_path_counts(tmp
         "print(type(roll_envs.make_verifier('ends')).__name__, 'ended' in verifier_names())"
     )
     assert run_python(program, new, old) == "Ends False\n"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan, "1"])
+def test_no_part_waits_for_ever(seconds: object) -> None:
+    def make(wait_s: Seconds = 1.0) -> None: ...
+
+    assert checked_arguments("part 'x'", make, {"wait_s": 0.5}) == {"wait_s": 0.5}
+    with pytest.raises(ConfigError, match=r"part 'x': wait_s should be a (finite|valid) number|greater than 0"):
+        checked_arguments("part 'x'", make, {"wait_s": seconds})

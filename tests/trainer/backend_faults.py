@@ -464,8 +464,8 @@ FAULTS = {
         Fault(
             "a restart has first weights",
             LOOP,
-            "        run.load(state)\n        run.rewind_folder()\n        run._before",
-            "        run.rewind_folder()\n        run._before",
+            "        run.load(state)\n        run.damaged",
+            "        run.damaged",
             "test_learner_ranks or test_loop_wiring or test_saving",
         ),
         Fault(

@@ -289,7 +289,7 @@ def running_fake(make: Callable[[], FakeVLLM] = FakeVLLM) -> Iterator[tuple[str,
 
     async def start() -> tuple[FakeVLLM, asyncio.Server]:
         fake = make()
-        return fake, await asyncio.start_server(fake.serve, "127.0.0.1", 0, backlog=4096)
+        return fake, await asyncio.start_server(fake.serve, "127.0.0.1", 0, backlog=4096, reuse_port=True)
 
     async def stop() -> None:
         server.close()
@@ -324,7 +324,7 @@ def main() -> None:
     async def serve() -> None:
         await asyncio.sleep(options.starts_after)
         if not options.never_answers:
-            await asyncio.start_server(FakeVLLM().serve, "127.0.0.1", options.port)
+            await asyncio.start_server(FakeVLLM().serve, "127.0.0.1", options.port, reuse_port=True)
         await asyncio.Event().wait()
 
     asyncio.run(serve())

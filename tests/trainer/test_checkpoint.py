@@ -140,10 +140,13 @@ def test_every_random_state_continues(tmp_path: Path) -> None:
         assert draws() == expected
 
 
-def test_the_newest_are_kept_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    for step in (1, 2, 10, 10, 9):
-        save_checkpoint(tmp_path, state(step), keep=3)
-    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000009", "step-000010", "step-000010-r2"]
+def test_the_newest_of_so_many_steps_are_kept_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    """A step is saved twice where it is evaluated, as the last one is."""
+    for step in (1, 2, 9, 10, 10):
+        save_checkpoint(tmp_path, state(step), keep=2)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000009", "step-000010-r2"]
+    save_checkpoint(tmp_path, state(9), keep=2)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000009-r2", "step-000010-r2"]
     saved = save_checkpoint(tmp_path, state(3), keep=1)
     assert saved.is_dir(), "what was just saved is kept, even when a later step is there"
     assert load_checkpoint(tmp_path).step == 10
@@ -163,7 +166,9 @@ def flip(path: Path) -> None:
 
 
 def edit_manifest(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """One of an older release, which has no checksum of itself."""
     manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]
     change(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
@@ -198,6 +203,25 @@ def test_a_damaged_checkpoint_names_file_reason_and_the_good_one_before(
         assert f"roll-train resume {good}" in str(caught.value)
     assert latest_good(tmp_path) == good
     assert load_checkpoint(good).step == 1
+
+
+def test_of_manifest_and_file_the_one_that_changed_is_blamed(tmp_path: Path) -> None:
+    """Wherever a bit of the manifest flips, but in the name of its checksum, without which it is an older one's."""
+    path = save_checkpoint(tmp_path, state(1, others={"critic": source({"head": torch.arange(4.0)})}))
+    manifest = (path / "manifest.json").read_bytes()
+    for place in range(0, manifest.rindex(b'"sha256"'), 3):
+        (path / "manifest.json").write_bytes(manifest[:place] + bytes([manifest[place] ^ 1]) + manifest[place + 1 :])
+        with pytest.raises(CheckpointError, match=r"manifest\.json (cannot be read|is corrupt)"):
+            load_checkpoint(path)
+
+
+def test_an_older_manifest_and_a_file_that_disagree_are_both_named(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, state(1))
+    edit_manifest(path, lambda m: m["files"]["training.pt"].update(sha256="0" * 64))
+    with pytest.raises(CheckpointError, match=r"training\.pt is corrupt .*; or manifest\.json is corrupt, which lists"):
+        load_checkpoint(path)
+    edit_manifest(save_checkpoint(tmp_path, state(2)), lambda _: None)
+    assert load_checkpoint(tmp_path).step == 2
 
 
 def test_without_a_good_one_the_message_says_so(tmp_path: Path) -> None:

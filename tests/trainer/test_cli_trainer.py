@@ -190,6 +190,33 @@ def test_a_mistake_is_one_message_and_leaves_no_folder(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "said"),
+    [
+        (
+            main,
+            ["resum", "runs/x", "--steps", "3"],
+            "roll-train: no command or configuration file 'resum'; did you mea",
+        ),
+        (main, ["Export"], "roll-train: no command or configuration file 'Export'; did you mean 'export'"),
+        (main, ["nope"], "roll-train: no configuration file 'nope'"),
+        (main_eval, ["rescor", "x"], "roll-eval: no command, run or configuration file 'rescor'; did you mean"),
+    ],
+)
+def test_a_command_that_is_misspelt_names_the_nearest(
+    command: Callable[[list[str]], int], arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(arguments) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_a_configuration_may_have_almost_the_name_of_a_command(
+    config_path: Path, monkeypatch: pytest.MonkeyPatch, loop: types.SimpleNamespace
+) -> None:
+    monkeypatch.chdir(config_path.rename(config_path.with_name("resum")).parent)
+    assert main(["resum"]) == 0
+
+
 def test_training_gets_the_resolved_configuration_and_a_folder(
     config_path: Path, tmp_path: Path, loop: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ from trainer.config.load import load_config
 from trainer.data.batches import Batch, Denominators
 from trainer.engines.hf import HFEngine
 from trainer.rollout.source import HELD_OUT_SEEDS, Session, draw_tasks, held_out_tasks
-from trainer.run.checkpoint import list_checkpoints, load_checkpoint
+from trainer.run.checkpoint import CheckpointState, list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics
 from trainer.run.loop import resume, train
@@ -108,8 +109,8 @@ def test_a_run_writes_everything(whole: Whole) -> None:
     config = load_config(path / "config.yaml")
     assert (config.steps, config.learner.pack_tokens, config.advantage.name) == (5, 64, "gigpo")
     assert sorted(p.name for p in path.iterdir()) == [
-        "checkpoints", "config.yaml", "episodes", "learning_curve.png", "metrics.jsonl", "model", "summary.json",
-        "tensorboard",
+        ".lock", "checkpoints", "config.yaml", "episodes", "learning_curve.png", "metrics.jsonl", "model",
+        "summary.json", "tensorboard",
     ]  # fmt: skip
     assert (path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((path / "tensorboard").glob("events.out.tfevents.*"))
@@ -117,7 +118,7 @@ def test_a_run_writes_everything(whole: Whole) -> None:
         assert (path / "episodes" / f"evaluation-step-{step:06d}.txt").stat().st_size > 100
         records = (path / "episodes" / f"evaluation-step-{step:06d}.jsonl").read_text().splitlines()
         assert [json.loads(line)["task"]["index"] for line in records] == list(range(12))
-    assert [p.name for p in list_checkpoints(path / "checkpoints")] == ["step-000008", "step-000009", "step-000009-r2"]
+    assert [p.name for p in list_checkpoints(path / "checkpoints")] == ["step-000007", "step-000008", "step-000009-r2"]
     assert (path / "model" / "config.json").is_file()
     assert json.loads((path / "summary.json").read_text()) == json.loads(json.dumps(summary))
 
@@ -169,7 +170,7 @@ def test_what_is_saved_is_the_policy_as_it_is_then(whole: Whole) -> None:
         steps = state.progress["steps"]
         assert state.success == (measured[steps] if steps in evaluated else None)
         found.append((steps, state.success is None))
-    assert found == [(4, False), (5, True), (5, False)]
+    assert found == [(3, True), (4, False), (5, False)]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +182,23 @@ def test_what_is_saved_is_the_policy_as_it_is_then(whole: Whole) -> None:
     ],
 )
 def test_checkpoints_are_saved_when_they_are_due(
-    tmp_path: Path, checkpoint: dict[str, int], evaluation: int, expected: list[tuple[int, int | None]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: dict[str, int],
+    evaluation: int,
+    expected: list[tuple[int, int | None]],
 ) -> None:
-    """Training steps of each checkpoint, and the evaluation that its success is of."""
+    """Training steps of each checkpoint, and the evaluation that its success is of; the last of each step stays."""
+    saved: list[tuple[int, float | None]] = []
+    last: dict[int, tuple[int, float | None]] = {}
+    save = trainer.run.saving.save_checkpoint
+
+    def noted(folder: Path, state: CheckpointState, **more: Any) -> Path:
+        saved.append((state.progress["steps"], state.success))
+        last[state.step] = saved[-1]
+        return save(folder, state, **more)
+
+    monkeypatch.setattr(trainer.run.saving, "save_checkpoint", noted)
     path, summary = run(
         tmp_path,
         warm_start={"steps": 1},
@@ -191,10 +206,9 @@ def test_checkpoints_are_saved_when_they_are_due(
         evaluation={"tasks": 3, "every": evaluation},
     )
     measured = {phase["step"]: phase["success"] for phase in summary["phases"]}
+    assert saved == [(steps, None if of is None else measured[of]) for steps, of in expected]
     found = [load_checkpoint(one) for one in list_checkpoints(path)]
-    assert [(state.progress["steps"], state.success) for state in found] == [
-        (steps, None if of is None else measured[of]) for steps, of in expected
-    ]
+    assert [(state.progress["steps"], state.success) for state in found] == list(last.values())
 
 
 def test_the_warm_start_learns_at_a_temperature_of_1(whole: Whole, tmp_path: Path) -> None:
@@ -483,6 +497,27 @@ def test_a_killed_run_goes_on_the_same(whole: Whole, tmp_path: Path, moment: str
     assert_same_curve(whole[0], path)
 
 
+def test_a_run_that_goes_on_elsewhere_is_read_but_not_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = roll_train(str(write_config(tmp_path, steps=99)), log=tmp_path / "log")
+    assert stop_when(process, lambda: bool(list(tmp_path.glob("runs/*/checkpoints/step-*"))), signal.SIGSTOP)
+    path = the_run(tmp_path)
+    assert path is not None
+    before = sorted(path.rglob("*"))
+    for _ in range(2):
+        assert main(["resume", str(path)]) == MISTAKE
+        said = f"roll-train: process {process.pid} on {socket.gethostname()} trains in {path}; wait until it ends"
+        assert capsys.readouterr().err.startswith(said)
+    with pytest.raises(RollError, match="trains in"):
+        go_on(path)
+    assert sorted(path.rglob("*")) == before, "a refused resume changed the folder"
+    assert evaluate_run(path, tasks=2).tasks == 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert go_on(path, steps=1)["steps"] == 1
+
+
 def test_training_on_from_a_finished_run(tmp_path: Path) -> None:
     constant = {"optimizer": {"lr_schedule": "constant"}, "evaluation": {"every": 0}}
     longer, _ = run(tmp_path / "a", steps=4, **constant)
@@ -511,8 +546,8 @@ def test_a_resume_puts_back_what_no_metric_shows(whole: Whole, tmp_path: Path) -
     assert torch.equal(torch.get_rng_state(), saved.random["torch"])
     assert summary["training_seconds"] == saved.progress["seconds"]
     names = [p.name for p in list_checkpoints(path)]
-    with pytest.raises(ConfigError, match="has done 4 steps already"):
-        go_on(path, steps=3, checkpoint=list_checkpoints(path)[0])
+    with pytest.raises(ConfigError, match="has done 3 steps already"):
+        go_on(path, steps=2, checkpoint=list_checkpoints(path)[0])
     assert [p.name for p in list_checkpoints(path)] == names, "a refused resume set checkpoints aside"
 
 
@@ -523,18 +558,77 @@ def damage(checkpoint: Path) -> None:
     file.write_bytes(data)
 
 
-def test_a_corrupt_newest_checkpoint_offers_the_one_before(whole: Whole, tmp_path: Path) -> None:
+def test_a_corrupt_checkpoint_that_is_asked_for_offers_the_one_before(whole: Whole, tmp_path: Path) -> None:
     path = tmp_path / "copy"
     shutil.copytree(whole[0], path)
     *_, before, newest = list_checkpoints(path / "checkpoints")
     damage(newest)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is corrupt") as error:
-        go_on(path)
+        go_on(path, checkpoint=newest)
     assert f"roll-train resume {before}" in str(error.value)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is corrupt"):
+        evaluate_run(path, tasks=2)
     assert without_times(path) == without_times(whole[0]), "a failed resume changed the metrics"
     go_on(path, checkpoint=before)
     assert_same_curve(whole[0], path)
     assert (path / "checkpoints" / f"set-aside-{newest.name}").is_dir()
+
+
+def without_notes_of_damage(path: Path) -> list[float]:
+    """Take ``checkpoint/damaged`` out of the metrics of a run; what it was."""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    noted = [line.pop("checkpoint/damaged") for line in lines if "checkpoint/damaged" in line]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return noted
+
+
+def test_a_resume_passes_over_damaged_checkpoints_and_says_what_is_lost(
+    whole: Whole, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(whole[0], path)
+    oldest, middle, newest = list_checkpoints(path / "checkpoints")
+    damage(newest)
+    (middle / "training.pt").unlink()
+    with RunFolder.open(path) as folder:
+        resume(folder, Report())
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"DAMAGED: checkpoint {newest}: model.safetensors is corrupt" in said
+    assert f"DAMAGED: checkpoint {middle}: training.pt is missing" in said
+    assert f"Going on from {oldest}, the newest one that is whole: training steps 4 to 5 are played and" in said
+    assert all((path / "checkpoints" / f"set-aside-{one.name}").is_dir() for one in (middle, newest))
+    assert without_notes_of_damage(path) == [2.0, 2.0]
+    assert_same_curve(whole[0], path)
+
+
+@pytest.mark.parametrize("kind", ["all damaged", "another format", "not to be read"])
+def test_a_resume_that_finds_no_whole_checkpoint_changes_nothing(
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Nor does it pass over one that is whole, and cannot be read for another reason."""
+    path = tmp_path / "copy"
+    shutil.copytree(whole[0], path)
+    there = list_checkpoints(path / "checkpoints")
+    if kind == "all damaged":
+        said = r"\n.*no checkpoint of .* is whole; start the run anew"
+        for one in there:
+            damage(one)
+    elif kind == "another format":
+        said = "its format is 4, this release reads"
+        (there[-1] / "manifest.json").write_text('{"format": 4, "files": {}}')
+    else:
+        said, read = r"manifest\.json cannot be read \(PermissionError", Path.read_bytes
+
+        def refused(self: Path) -> bytes:
+            if self == there[-1] / "manifest.json":
+                raise PermissionError("no")
+            return read(self)
+
+        monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(CheckpointError, match=said):
+        go_on(path)
+    assert list_checkpoints(path / "checkpoints") == there
+    assert without_times(path) == without_times(whole[0])
 
 
 def test_a_checkpoint_of_another_model_is_an_error(whole: Whole, tmp_path: Path) -> None:

@@ -14,19 +14,20 @@ from typing import Any
 
 import pytest
 import torch
-from loop_runs import assert_same_curve, run
+from loop_runs import assert_same_curve, configured, run, without_times
 from oracle_cases import DEFAULTS
 from oracle_steps import learning_rate
 
+import trainer.run.loop
 from roll_envs.types import Group, Task, Trajectory
 from trainer.cluster.crew import RankError
 from trainer.cluster.learner_ranks import LearnerRanks
 from trainer.rollout.scheduler import GroupSource
 from trainer.rollout.source import Session
 from trainer.rollout.stream import RecordReader
-from trainer.run.checkpoint import load_checkpoint
+from trainer.run.checkpoint import list_checkpoints, load_checkpoint
 from trainer.run.folder import RunFolder, read_metrics
-from trainer.run.loop import load_parts
+from trainer.run.loop import load_parts, resume, train
 from trainer.run.report import Report
 from trainer.run.update import update
 
@@ -227,6 +228,32 @@ def test_a_run_whose_ranks_are_lost_goes_on_from_its_last_checkpoint(
     assert [(m.phase, m.step) for m in records[0]] == [(m.phase, m.step) for m in records[1]]
 
 
+def test_lost_ranks_go_on_from_the_newest_checkpoint_that_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = list[int]()
+
+    def lost_once(*arguments: Any, **given: Any) -> Any:
+        begun.append(given["step"])
+        if begun == [0, 1, 2]:
+            newest = list_checkpoints(next(tmp_path.glob("runs/*")))[-1]
+            (newest / "model.safetensors").write_bytes(b"rotten")
+            raise RankError("rank 1 is gone")
+        return update(*arguments, **given)
+
+    monkeypatch.setattr("trainer.run.loop.update", lost_once)
+    config = configured(tmp_path, steps=3, checkpoint={"every": 1}, evaluation={"tasks": 2, "every": 0})
+    with RunFolder.create(config) as folder:
+        train(config, folder, Report())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "step-000006: model.safetensors has 6 bytes where" in said
+    assert "step-000005, the newest one that is whole: training steps 2 to 2 are played and learnt again" in said
+    assert begun == [0, 1, 2, 1, 2]
+    noted = [record.get("checkpoint/damaged") for record in read_metrics(folder.path, "train")]
+    assert noted == [None, 1.0, 1.0]
+    assert [path.name for path in folder.checkpoints_path.glob("set-aside-*")] == ["set-aside-step-000006"]
+
+
 @pytest.mark.parametrize("restarts", [1, 2])
 def test_ranks_that_are_lost_while_they_are_started_again_take_another_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None, restarts: int
@@ -251,3 +278,36 @@ def test_ranks_that_are_lost_while_they_are_started_again_take_another_restart(
     else:
         assert run(tmp_path, **changes, **placed)[1]["steps"] == 2
     assert losses == []
+
+
+@pytest.mark.parametrize("what", ["begin_phase", "load_parts"])
+def test_ranks_that_are_lost_while_a_resume_begins_take_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None, what: str
+) -> None:
+    changes: dict[str, Any] = {"checkpoint": {"every": 1}, "evaluation": {"tasks": 2, "every": 0}}
+    whole, _ = run(tmp_path / "whole", **changes, steps=2)
+    path, _ = run(tmp_path / "lost", **changes, steps=1)
+    function, losses, ended = getattr(trainer.run.loop, what), ["gone", "gone", "gone"], list[str]()
+
+    def lost(*arguments: Any, **given: Any) -> Any:
+        if losses:
+            raise RankError(losses.pop())
+        return function(*arguments, **given)
+
+    def go_on() -> dict[str, Any]:
+        with RunFolder.open(path) as folder:
+            return resume(folder, Report.silent(), 2)
+
+    end = LearnerRanks.end
+    monkeypatch.setattr(LearnerRanks, "end", lambda self: (ended.append("ranks"), end(self)))
+    monkeypatch.setattr(f"trainer.run.loop.{what}", lost)
+    before = without_times(path)
+    with pytest.raises(RankError, match="gone"):
+        go_on()  # placement.learner.restarts is 1
+    assert losses == ["gone"]
+    assert without_times(path) == before, "a resume that failed changed the metrics"
+    ended.clear()
+    assert go_on()["steps"] == 2
+    assert ended == ["ranks", "ranks"], "those that are lost, and those at the end"
+    assert [(r["phase"], r["step"]) for r in read_metrics(path, "train")] == [("train", 1), ("train", 2)]
+    assert load_checkpoint(path).cursor == load_checkpoint(whole).cursor

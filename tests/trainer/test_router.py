@@ -106,8 +106,9 @@ def test_the_session_that_asked_least_lately_is_forgotten(monkeypatch: pytest.Mo
     async def work() -> None:
         a, b = both = lanes(9, 9)
         router = Router(both)
+        visits = []  # a loop alone does not keep its tasks
         for session in ("often", "once", "often", "often", "third"):
-            Visit(router, session)
+            visits.append(Visit(router, session))
             await settled()
         assert (a.running, b.running) == (3, 2)
         kept = Visit(router, "often")

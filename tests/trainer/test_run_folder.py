@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import signal
 import stat
 import time
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 from disks import fill, full_after, small_disk
 from episode_builders import trajectory, turn
+from forked import Forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from roll_envs.errors import ConfigError, MissingExtraError, RollError
@@ -60,6 +64,54 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "nope")
     with pytest.raises(ConfigError, match=r"not a run folder: it has no config\.yaml"):
         RunFolder.open(tmp_path)
+
+
+def test_one_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:
+    folder = RunFolder.create(config(tmp_path))
+    again = RunFolder.open(folder.path)
+    said: list[str] = []
+    for _ in range(2):
+        refused = pytest.raises(RollError, match=rf"process {os.getpid()} on .* trains in {folder.path}; wait")
+        with folder.locked(said.append), folder.locked(said.append), refused:
+            again.locked(said.append).__enter__()
+        with again.locked(said.append):
+            pass
+    assert said == []
+
+
+def lock_fork_and_die(path: Path) -> None:
+    """Leaves a process behind, as an environment may have started one, until there is the file ``over``."""
+    RunFolder.open(path).locked(print).__enter__()
+    if os.fork():
+        while not (path / "forked").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    (path / "forked").touch()
+    until = time.monotonic() + 30
+    while not (path / "over").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    (path / "ended").touch()
+    os._exit(0)
+
+
+def test_a_killed_process_leaves_the_folder_free_to_others_though_a_child_of_it_lives(tmp_path: Path) -> None:
+    folder = RunFolder.create(config(tmp_path))
+    assert Forked(lock_fork_and_die, folder.path, log=tmp_path / "log").wait() == -signal.SIGKILL
+    with folder.locked(print):
+        assert not (folder.path / "ended").exists()
+    (folder.path / "over").touch()
+
+
+def test_a_file_system_without_locks_trains_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    said: list[str] = []
+    with RunFolder.create(config(tmp_path)).locked(said.append):
+        pass
+    assert len(said) == 1
+    assert "cannot be locked (No locks available): nothing will stop a second process" in said[0]
 
 
 def test_metrics_are_on_disk_at_once_and_in_tensorboard(tmp_path: Path) -> None:

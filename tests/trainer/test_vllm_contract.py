@@ -515,6 +515,17 @@ def test_two_trainers_do_not_share_the_server_of_a_port(model: LanguageModel, en
     started(model, environment, port=port).close()  # it is free again
 
 
+def test_a_server_that_shares_its_port_with_another_is_not_used(
+    model: LanguageModel, environment: Path, fake: tuple[str, FakeVLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = int(fake[0].rpartition(":")[2])
+    monkeypatch.setattr(server, "free_port", lambda port: port)  # the other one takes it just after the preflight
+    with pytest.raises(EngineError, match=rf"another server answers at .*:{port} too; choose another engine\.port"):
+        started(model, environment, port=port)
+    assert not fake[1].updates
+    assert set(fake[1].paths) <= {"/health"}
+
+
 def test_the_preflight_knows_the_shapes_of_models(environment: Path, tmp_path: Path) -> None:
     narrow = tiny_model()  # heads 8 wide
     with pytest.raises(

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.config.algorithm import Count, Positive, Seconds, Section, Share
+from roll_envs.settings import Seconds
+from trainer.config.algorithm import Count, Positive, Section, Share
 
 JudgeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 

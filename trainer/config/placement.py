@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 
-from trainer.config.algorithm import Count, Positive, Seconds, Section
+from roll_envs.settings import Seconds
+from trainer.config.algorithm import Count, Positive, Section
 
 Numbers = tuple[Count, ...]
 """Of GPUs or processors, from 0, in the order in which they are given out."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from roll_envs.errors import RollError
+from roll_envs.settings import Seconds
 from trainer.config.algorithm import (
     AdvantageConfig,
     CorrectionConfig,
@@ -23,7 +24,6 @@ from trainer.config.algorithm import (
     Positive,
     ReferenceConfig,
     RewardConfig,
-    Seconds,
     Section,
     Share,
     correction_problems,
@@ -394,7 +394,7 @@ class CheckpointConfig(Section):
     """Training goes on while a checkpoint is written: it waits only until weights and optimiser are copied in memory
     (time/checkpoint_s), which is then needed twice. With several ranks each has its share of the copy."""
     keep: Positive = 2
-    """Newest checkpoints that are kept."""
+    """Checkpoints that are kept: the last one of each of so many newest steps."""
     keep_best: Count = 0
     """Also keep so many of the checkpoints with the highest held-out success (saved at each evaluation)."""
 

@@ -246,6 +246,10 @@ class Replica:
 
     async def _ask_health(self) -> None:
         await self.ask(self._dialect.health, method="GET", limit_s=_HEALTH_S, form="text")
+        if self.server.shares_port:
+            raise ReplicaLostError(
+                f"another server answers at {self.server.url} too; choose another engine.port, or 0 for a free one"
+            )
 
     @property
     def may_answer(self) -> bool:

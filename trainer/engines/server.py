@@ -129,6 +129,15 @@ class Server:
             ) from None
         self._claim = claim
 
+    @property
+    def shares_port(self) -> bool:
+        """Whether something else listens at the port of a server of ours, and gets some of its requests or all: servers
+        allow it (SO_REUSEPORT, which vLLM sets)."""
+        port = urllib.parse.urlsplit(self.url).port
+        if not self._command or port is None:
+            return False
+        return not _listening_at(port) <= (_sockets(self._process.pid) if self._process else set())
+
     def stop(self) -> bool:
         """End the server and all that it started; whether there was one of ours."""
         if self._process is None:
@@ -285,3 +294,27 @@ def free_port(port: int = 0) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, so that a past one does not count
         probe.bind(("127.0.0.1", port))
         return int(probe.getsockname()[1])
+
+
+def _listening_at(port: int) -> set[str]:
+    """The inodes of the sockets that listen at ``port`` of the loopback interface."""
+    here = {"0100007F", "00000000", 32 * "0"}  # 127.0.0.1, 0.0.0.0 and [::]
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as lines:
+            for _, local, _, state, *rest in map(str.split, lines):
+                if state == "0A" and local.rpartition(":")[0] in here and int(local.rpartition(":")[2], 16) == port:
+                    found.add(rest[5])
+    return found
+
+
+def _sockets(group: int) -> set[str]:
+    """The inodes of the sockets that the processes of a group have open."""
+    found = set()
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it ended, or is somebody else's
+            if os.getpgid(int(process)) == group:
+                for number in os.listdir(f"/proc/{process}/fd"):
+                    with contextlib.suppress(OSError):
+                        found.add(os.readlink(f"/proc/{process}/fd/{number}").removeprefix("socket:[").rstrip("]"))
+    return found

@@ -1,9 +1,10 @@
 """Checkpoints: everything a run needs to go on exactly where it was, checked on the way back in.
 
 A checkpoint is a folder ``step-000120`` with ``model.safetensors``, ``training.pt`` (optimiser, random states),
-``progress.json`` and ``manifest.json`` (format, sizes, SHA-256). It is written beside its place and renamed, so that a
-name that exists is whole; nothing is ever overwritten. Loading runs no code of the file (safetensors,
-``weights_only``). Weights are written and read one tensor at a time: no second copy of the model exists while saving.
+``progress.json`` and ``manifest.json`` (format, sizes, SHA-256 of all and of itself). It is written beside its place
+and renamed, so that a name that exists is whole; nothing is ever overwritten. Loading runs no code of the file
+(safetensors, ``weights_only``). Weights are written and read one tensor at a time: no second copy of the model exists
+while saving.
 
 Where the learner is in several ranks (:mod:`trainer.learner.snapshot`), each writes a file with its share of all
 networks and optimisers, ``rank-00003.safetensors``; ``training.pt`` then has the optimisers' states without numbers.
@@ -47,6 +48,10 @@ _FILES = {
 _PACKAGES = ("torch", "transformers", "gymnasium", "roll-envs", "numpy")
 _IN_TRAINING, _IN_PROGRESS = ("optimizer", "random"), ("step", "version", "cursor", "success", "progress")
 """The fields of a :class:`CheckpointState` that ``training.pt`` and ``progress.json`` hold."""
+
+
+class _DamagedError(CheckpointError):
+    """A file of the checkpoint is missing, or is not what was written."""
 
 
 def capture_random() -> dict[str, Any]:
@@ -105,8 +110,8 @@ def save_checkpoint(
     keep_best: int = 0,
     shares: Shares | None = None,
 ) -> Path:
-    """Write ``state`` as a new checkpoint in ``folder`` and return its path; then remove all but the newest ``keep``
-    and the ``keep_best`` with the highest ``success`` (the newer of equal ones).
+    """Write ``state`` as a new checkpoint in ``folder`` and return its path; then remove all but the newest one of
+    the last ``keep`` steps and the ``keep_best`` with the highest ``success`` (the newer of equal ones).
 
     With ``shares``, their files have the numbers, and of ``state`` only the names of networks and the form of the
     optimisers' states are used.
@@ -136,9 +141,11 @@ def save_checkpoint(
         _write_json(temporary / "progress.json", {name: getattr(state, name) for name in _IN_PROGRESS})
         files = {**written, **{p.name: _measured(p) for p in temporary.iterdir() if p.name not in written}}
         manifest = {"format": SHARED_FORMAT if written else FORMAT, "files": files, "versions": versions()}
-        _write_json(temporary / "manifest.json", {**manifest, "networks": list(networks)})
+        manifest["networks"] = list(networks)
+        _write_json(temporary / "manifest.json", {**manifest, "sha256": _digest(manifest)})
+    newest = {_order(path)[0]: path for path in list_checkpoints(parent)}  # the last one of each step
     # The new one is kept even where later steps are there: a run that went on from an older checkpoint.
-    kept = {final, *list_checkpoints(parent)[-keep:], *best_checkpoints(parent)[:keep_best]}
+    kept = {final, *list(newest.values())[-keep:], *best_checkpoints(parent)[:keep_best]}
     for old in set(list_checkpoints(parent)) - kept:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -154,34 +161,55 @@ def prepare(folder: Path) -> None:
 def load_checkpoint(path: str | os.PathLike[str]) -> CheckpointState:
     """Load the checkpoint at ``path``, or the newest one when ``path`` is a run folder or its ``checkpoints`` folder.
 
-    Raises CheckpointError that names the file, the reason and the newest earlier checkpoint that is whole. It never
-    falls back by itself: going on from an older state is the user's choice.
+    Raises CheckpointError that names the file, the reason and the newest earlier checkpoint that is whole; what is
+    asked for is read, or nothing. :func:`load_newest` falls back.
     """
     folder = _find(Path(path))
     try:
-        names, networks = _checked_files(folder)
-        tensors = [name for name in names if name.endswith(".safetensors")]
-        for name in tensors:
-            with _reading(folder, name) as file:
-                weight_file(file)  # which checks its header
-        # Older ones do not list their networks, which have files of their own.
-        own = networks is None or "model.safetensors" in tensors
-        files = SavedFiles(folder.resolve(), () if own else tuple(sorted(tensors)))
-        weights: dict[str, WeightSource] = {
-            name: partial(files.weights, name) for name in networks or [Path(name).stem for name in tensors]
-        }
-        with _reading(folder, "training.pt"):
-            saved = files.training()
-            training = {name: saved[name] for name in _IN_TRAINING}
-        with _reading(folder, "progress.json") as file:
-            progress = json.loads(file.read_bytes())
-        return CheckpointState(model=weights.pop("model"), others=weights, files=files, **training, **progress)
+        return _load(folder)
     except CheckpointError as error:
         good = latest_good(folder.parent, before=folder)
         advice = "there is no earlier good one"
         if good is not None:
             advice = f"the newest good one before it: roll-train resume {shlex.quote(str(good))}"
         raise CheckpointError(f"{error}; {advice}") from error
+
+
+def load_newest(folder: str | os.PathLike[str]) -> tuple[CheckpointState, Mapping[Path, str]]:
+    """Load the newest checkpoint of a run folder that is not damaged; and what is wrong with each newer one.
+
+    Raises CheckpointError where all are damaged, there is none, or one is whole and cannot be read all the same (it is
+    of another release, say).
+    """
+    damaged: dict[Path, str] = {}
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return _load(path), damaged
+        except _DamagedError as error:
+            damaged[path] = str(error)
+    if damaged:
+        raise CheckpointError("\n".join([*damaged.values(), f"no checkpoint of {folder} is whole; start the run anew"]))
+    return load_checkpoint(folder), {}  # which says that there is none
+
+
+def _load(folder: Path) -> CheckpointState:
+    names, networks = _checked_files(folder)
+    tensors = [name for name in names if name.endswith(".safetensors")]
+    for name in tensors:
+        with _reading(folder, name) as file:
+            weight_file(file)  # which checks its header
+    # Older ones do not list their networks, which have files of their own.
+    own = networks is None or "model.safetensors" in tensors
+    files = SavedFiles(folder.resolve(), () if own else tuple(sorted(tensors)))
+    weights: dict[str, WeightSource] = {
+        name: partial(files.weights, name) for name in networks or [Path(name).stem for name in tensors]
+    }
+    with _reading(folder, "training.pt"):
+        saved = files.training()
+        training = {name: saved[name] for name in _IN_TRAINING}
+    with _reading(folder, "progress.json") as file:
+        progress = json.loads(file.read_bytes())
+    return CheckpointState(model=weights.pop("model"), others=weights, files=files, **training, **progress)
 
 
 def latest_good(folder: str | os.PathLike[str], *, before: Path | None = None) -> Path | None:
@@ -259,13 +287,20 @@ def versions() -> dict[str, str]:
 
 
 def _checked_files(folder: Path) -> tuple[list[str], list[str] | None]:
-    """The names of all files, each checked against the manifest; and of the networks in them, where it lists them."""
-    with _reading(folder, "manifest.json") as path:
+    """The names of all files, each checked against the manifest; and of the networks in them, where it lists them.
+
+    Raises :class:`_DamagedError`, and CheckpointError for another format.
+    """
+    with _reading(folder, "manifest.json", _DamagedError) as path:
         manifest = json.loads(path.read_bytes())
+        own = manifest.pop("sha256", None)  # older ones have none
+        changed = own not in (None, _digest(manifest))
         found, saver = manifest["format"], manifest.get("versions", {}).get("roll-envs", "unknown")
         # Another format may list its files in another way; that it is another one is said below.
         listed = manifest["files"].items() if found in _FILES else ()
         files = {name: {"size": entry["size"], "sha256": entry["sha256"]} for name, entry in listed}
+    if changed:
+        raise _DamagedError(f"checkpoint {folder}: manifest.json is corrupt (its SHA-256 is not the one written)")
     if found not in _FILES:
         raise CheckpointError(
             f"checkpoint {folder}: its format is {found!r}, this release reads {' and '.join(map(str, _FILES))}; "
@@ -274,33 +309,37 @@ def _checked_files(folder: Path) -> tuple[list[str], list[str] | None]:
     # Those that every checkpoint has come first; critic and reference are listed by some.
     for name in dict.fromkeys((*_FILES[found], *files)):
         if name not in files:
-            raise CheckpointError(f"checkpoint {folder}: manifest.json does not list {name}")
-        with _reading(folder, name) as path:
+            raise _DamagedError(f"checkpoint {folder}: manifest.json does not list {name}")
+        with _reading(folder, name, _DamagedError) as path:
             measured, written = _measured(path), files[name]
         if measured != written:
             how = "is corrupt (its SHA-256 is not the one written)"
             if measured["size"] != written["size"]:
                 how = f"has {measured['size']} bytes where {written['size']} were written"
-            raise CheckpointError(f"checkpoint {folder}: {name} {how}")
+            doubt = "" if own else "; or manifest.json is corrupt, which lists that and has no checksum of its own"
+            raise _DamagedError(f"checkpoint {folder}: {name} {how}{doubt}")
     return list(files), manifest.get("networks")
 
 
 @contextmanager
-def _reading(folder: Path, name: str) -> Iterator[Path]:
-    """A file of a checkpoint; raises :class:`CheckpointError` where it cannot be read, or is not what was written."""
+def _reading(folder: Path, name: str, raised: type[CheckpointError] = CheckpointError) -> Iterator[Path]:
+    """A file of a checkpoint; ``raised`` where it is missing, cannot be read, or is not what was written."""
     try:
         yield folder / name
     except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {folder}: {name} is missing, so it is not whole") from None
+        raise raised(f"checkpoint {folder}: {name} is missing, so it is not whole") from None
     except Exception as error:  # libraries raise many kinds of errors for a file that they did not write
-        raise CheckpointError(
-            f"checkpoint {folder}: {name} cannot be read ({type(error).__name__}: {error})"
-        ) from error
+        kind = CheckpointError if isinstance(error, PermissionError) else raised  # which is no damage
+        raise kind(f"checkpoint {folder}: {name} cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _measured(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": file.tell()}
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -7,6 +7,7 @@ runs/<name>-seed<seed>-<date>-<time>/
   episodes/        all episodes (stream.jsonl.gz), what was learnt of their tokens (learnt.jsonl), sample episodes
                    (.txt, .jsonl), failed attempts (failed.jsonl)
   checkpoints/     see trainer.run.checkpoint
+  .lock            which process trains here
   learning_curve.png, summary.json
 """
 
@@ -15,15 +16,17 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import fcntl
 import itertools
 import json
 import math
 import os
 import secrets
 import shutil
+import socket
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,6 +44,7 @@ UNFINISHED = ".unfinished-"
 """Begins the name of a file or folder that is being written; one that stays behind is of a killed process."""
 
 LEARNT = "learnt.jsonl"
+LOCK = ".lock"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -63,6 +67,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         self.summary_path = path / "summary.json"
         self._writer: Any = None
         self._stream: RecordWriter | None = None
+        self._locked = False
 
     @classmethod
     def create(cls, config: RunConfig) -> Self:
@@ -91,6 +96,22 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         if not (folder / "config.yaml").is_file():
             raise ConfigError(f"{str(path)!r} is not a run folder: it has no config.yaml; runs are made by roll-train")
         return cls(folder, load_config(folder / "config.yaml"))
+
+    @contextlib.contextmanager
+    def locked(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Be the only one that trains in this folder; may be nested. The system frees the lock of a killed process.
+
+        Raises RollError that names the process that trains here. Where the file system has no locks, ``say`` is told.
+        """
+        if self._locked:
+            yield
+            return
+        with _lock(self.path, say):
+            self._locked = True
+            try:
+                yield
+            finally:
+                self._locked = False
 
     def log(self, metrics: Mapping[str, float], *, step: int, phase: str = "train") -> None:
         """Append one record to metrics.jsonl (on disk when this returns) and to TensorBoard as ``phase/name``.
@@ -186,6 +207,52 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             for name, value in record.items():
                 if name not in ("phase", "step", "time") and isinstance(value, int | float):
                     self._writer.add_scalar(f"{record['phase']}/{name}", value, record["step"], walltime=record["time"])
+
+
+_LOCKS: set[int] = set()
+"""The open files of the locks that this process holds."""
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    path = folder / LOCK
+    with disk_errors(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    _LOCKS.add(handle)
+    try:
+        # On NFS Linux asks the server, so that it holds between machines; but not where the folder is mounted with
+        # nolock or local_lock. The file stays: another process may have opened it, and would lock one without a name.
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                holder = os.pread(handle, 300, 0).decode("utf-8", "replace").strip() or "another process"
+                raise RollError(
+                    f"{holder} trains in {folder}; wait until it ends, or stop it (on SIGINT it saves a checkpoint)"
+                ) from None
+            say(
+                f"{path} cannot be locked ({error.strerror}): nothing will stop a second process from training in this "
+                "folder. Start none."
+            )
+        with contextlib.suppress(OSError):  # a full disk; it is for people alone
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield
+    finally:
+        if handle in _LOCKS:  # not in a child
+            _LOCKS.remove(handle)
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
+
+
+def _leave_locks() -> None:
+    """In a child made by ``os.fork``, which would hold a lock for as long as it lives."""
+    while _LOCKS:
+        os.close(_LOCKS.pop())
+
+
+os.register_at_fork(after_in_child=_leave_locks)
 
 
 def read_metrics(path: str | os.PathLike[str], phase: str | None = None) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -31,9 +31,16 @@ from trainer.model.network import save_model
 from trainer.rollout.scheduler import Collected, GroupSource, check_mode
 from trainer.rollout.source import Ledger, Session
 from trainer.rollout.stream import StepRecord, episodes_of
-from trainer.run.checkpoint import CheckpointState, latest_good, load_checkpoint, restore_random, set_aside_after
+from trainer.run.checkpoint import (
+    CheckpointState,
+    latest_good,
+    load_checkpoint,
+    load_newest,
+    restore_random,
+    set_aside_after,
+)
 from trainer.run.evaluate import PhaseResult, evaluation_metrics, play_evaluation, summary
-from trainer.run.folder import RunFolder
+from trainer.run.folder import RunFolder, read_metrics
 from trainer.run.plot import plot_run
 from trainer.run.recorder import Recorder
 from trainer.run.report import Report
@@ -91,8 +98,13 @@ def train(config: RunConfig, folder: RunFolder, report: Report) -> dict[str, Any
 
     Ctrl-C saves a checkpoint at the last whole step and raises ``KeyboardInterrupt``.
     """
-    with Session(config) as session, LearnerRanks(config) as ranks, Interrupts() as interrupts:
-        return _finished(_Run(session, folder, report, interrupts, _Counters(), ranks))
+    with (
+        folder.locked(report.say),
+        Session(config) as session,
+        LearnerRanks(config) as ranks,
+        Interrupts() as interrupts,
+    ):
+        return _finished(lambda: _Run(session, folder, report, interrupts, _Counters(), ranks), folder, report, ranks)
 
 
 def resume(
@@ -100,9 +112,16 @@ def resume(
 ) -> dict[str, Any]:
     """Go on with the run in ``folder`` from its newest checkpoint, or from ``checkpoint``; ``steps`` trains further.
 
-    Raises :class:`CheckpointError` when the checkpoint cannot be loaded.
+    A newest one that is damaged is set aside, and the newest whole one before it takes its place. Raises
+    :class:`CheckpointError` when none is whole or ``checkpoint`` cannot be loaded, and :class:`RollError` when another
+    process trains in the folder.
     """
-    state = load_checkpoint(checkpoint or folder.path)
+    with folder.locked(report.say):
+        return _resume(folder, report, steps, checkpoint)
+
+
+def _resume(folder: RunFolder, report: Report, steps: int | None, checkpoint: Path | None) -> dict[str, Any]:
+    state, damaged = load_newest(folder.path) if checkpoint is None else (load_checkpoint(checkpoint), {})
     counters = _Counters.load(state, folder.path)
     if steps is not None and counters.steps > steps:
         raise ConfigError(f"--steps {steps}: the run has done {counters.steps} steps already")
@@ -122,31 +141,38 @@ def resume(
             raise CheckpointError(
                 f"{error}; the section model of {folder.path / 'config.yaml'} must be what the run began with"
             ) from error
-        run = _Run(session, folder, report, interrupts, counters, ranks)
-        run.load(state)
-        # Only now, when nothing can refuse the checkpoint any more, is the folder changed.
-        if checkpoint is not None:
-            set_aside_after(checkpoint)
-        run.rewind_folder()
-        return _finished(run)
+
+        def begin() -> _Run:
+            run = _Run(session, folder, report, interrupts, counters, ranks)
+            run.load(state)
+            # Only now, when nothing can refuse the checkpoint any more, is the folder changed.
+            if checkpoint is not None:
+                set_aside_after(checkpoint)
+            run.set_aside(damaged, state)
+            run.rewind_folder()
+            return run
+
+        return _finished(begin, folder, report, ranks)
 
 
-def _finished(run: _Run) -> dict[str, Any]:
-    """The summary of ``run``, gone through to its end. Where ranks of its learner are lost it goes on from the last
-    checkpoint with new ones, as often as ``placement.learner.restarts`` says."""
-    restarts = left = run.config.placement.learner.restarts
+def _finished(begin: Callable[[], _Run], folder: RunFolder, report: Report, ranks: LearnerRanks) -> dict[str, Any]:
+    """The summary of the run that ``begin`` gives, gone through to its end. Where ranks of its learner are lost, also
+    while it begins, it goes on from the last checkpoint with new ones, as often as ``placement.learner.restarts``
+    says."""
+    left = folder.config.placement.learner.restarts
     while True:
         try:
-            if left < restarts:
-                run = run.again()
+            run = begin()
+            begin = run.again
             return run.go()
         except RankError as error:
-            if not left or latest_good(run.folder.path) is None:
+            if not left or latest_good(folder.path) is None:
                 raise
             left -= 1
-            run.report.say(
+            report.say(
                 f"{error}\nStarting the ranks again from the last checkpoint; this may happen {left} times more."
             )
+            ranks.end()
 
 
 class _Run:
@@ -169,6 +195,8 @@ class _Run:
         self.parts = self._begin_phase()
         self._engine_version = -1
         self._saved_at: tuple[int, int, int] | None = None
+        self.damaged = 0
+        """Checkpoints that were, in place of which an earlier one was loaded."""
         self._before: Sequence[Trajectory] = ()
 
     def go(self) -> dict[str, Any]:
@@ -206,13 +234,14 @@ class _Run:
 
     def again(self) -> _Run:
         """This run from its last checkpoint, with new ranks; engine and environments stay as they are."""
-        self.ranks.end()
         self.source.cancel()
-        state = load_checkpoint(self.folder.path)
+        state, damaged = load_newest(self.folder.path)
         load_weights(self.session.model.network, state.model())
         counters = _Counters.load(state, self.folder.path)
         run = _Run(self.session, self.folder, self.report, self.interrupts, counters, self.ranks)
         run.load(state)
+        run.damaged = self.damaged
+        run.set_aside(damaged, state)
         run.rewind_folder()
         run._before = self._before
         return run
@@ -317,7 +346,8 @@ class _Run:
         times = {"time/learn_s": seconds, "time/step_s": metrics["time/rollout_s"] + seconds}
         times["time/checkpoint_s"] = self.saver.take_seconds()
         counters.spend(TRAIN, times["time/step_s"])
-        return {**metrics, **learnt, **times}
+        noted = {"checkpoint/damaged": float(self.damaged)} if self.damaged else {}
+        return {**metrics, **learnt, **times, **noted}
 
     def _evaluate(self, name: str) -> Sequence[Trajectory]:
         """Play the held-out evaluation, record it, keep sample episodes; nothing where the weights were evaluated."""
@@ -394,6 +424,22 @@ class _Run:
         self.parts = load_parts(self.parts, state, self.ranks)
         self.session.mix.load(state.progress.get("mix", {}))
         self._saved_at = self.counters.place
+
+    def set_aside(self, damaged: Mapping[Path, str], state: CheckpointState) -> None:
+        """Rename checkpoints in place of which ``state`` was loaded, and say what is lost by it."""
+        if not damaged:
+            return
+        assert state.files is not None
+        self.damaged += len(damaged)
+        lost = [record["step"] for record in read_metrics(self.folder.path, TRAIN)]
+        lost = [step for step in lost if step > self.counters.steps]
+        words = f"training steps {lost[0]} to {lost[-1]} are" if lost else "what came after it is"
+        moved = ", ".join(str(path) for path in set_aside_after(state.files.folder))
+        self.report.say(
+            "\n".join(f"DAMAGED: {reason}" for reason in damaged.values())
+            + f"\nGoing on from {state.files.folder}, the newest one that is whole: {words} played and learnt again. "
+            f"Set aside: {moved}"
+        )
 
     def rewind_folder(self) -> None:
         """Take out of the folder's records what is played and learnt again."""

@@ -23,6 +23,7 @@ from pydantic import Field
 
 from roll_envs.errors import RollError
 from roll_envs.sandbox import COMPILED, Language, Limits, Program, RunResult, Sandbox, explained, make_sandbox
+from roll_envs.settings import Seconds
 from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside import preamble
 from roll_envs.verifiers.code.inside.values import encode
@@ -31,7 +32,7 @@ from roll_envs.verifiers.code.session import JailEnded, Testing, close_idle
 from roll_envs.verifiers.extract import code_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
-Seconds = Annotated[float, Field(gt=0, le=1e6)]
+_RunSeconds = Annotated[Seconds, Field(le=1e6)]
 _SHOWN = 3
 _SIDE_BY_SIDE = 4
 _UNKNOWN = re.compile(rb"NameError: name '([A-Za-z]+)' is not defined")
@@ -85,11 +86,11 @@ class CodeVerifier:
     comparison: Literal["tolerant", "exact"] = "tolerant"
     tolerance: Annotated[float, Field(ge=0, lt=1)] | None = None
     tests_inside: bool = False
-    time_s: Seconds = 5.0
+    time_s: _RunSeconds = 5.0
     memory_mb: Annotated[int, Field(gt=0, le=1_000_000)] = 512
-    compile_s: Seconds = 30.0
-    total_s: Seconds = 60.0
-    wait_s: Seconds = 60.0
+    compile_s: _RunSeconds = 30.0
+    total_s: _RunSeconds = 60.0
+    wait_s: _RunSeconds = 60.0
 
     def __post_init__(self) -> None:
         self.limits = Limits(wall_s=self.time_s, memory_mb=self.memory_mb, compile_s=self.compile_s)

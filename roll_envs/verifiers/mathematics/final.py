@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 
 from roll_envs.verifiers.extract import announced, answer_phrase, boxed, plain, reply
-from roll_envs.verifiers.mathematics.prose import EMOJI, OTHER_SCRIPT, REVISED, SPAN, says, stated
+from roll_envs.verifiers.mathematics.prose import RESTATED, SPAN, says, stated
+from roll_envs.verifiers.mathematics.sentences import EMOJI, OTHER_SCRIPT, REVISED
 
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
+_STUCK = re.compile(r"(?<=[\d$)}])\.(?=[A-Z][a-z ])")
 _PROSE = re.compile(rf"(?<![\\A-Za-z{{])[A-Za-z]{{2,}}(?![A-Za-z}}])|\bi\.e|{OTHER_SCRIPT.pattern}")
+_CHECKED = re.compile(r"(?<=\S)\s*\n[^A-Za-z\n]{1,80}=[^A-Za-z\n]{1,80}[✓✔]$")
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|square|qed)\b\$?")
 _STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)"
 _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
@@ -25,11 +28,17 @@ _NAMED_VALUE = re.compile(r"(?:[\s$]|\\q?quad\b)*\\?[A-Za-z][\w₀-₉']{0,3}(?:
 _IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒∴]|=>")
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:align|aligned|gather|split|eqnarray)\*?\}")
 # The left of an equation that is no answer itself: an integral, words, a calculation without unknowns, a quantity.
-_CALCULATED = re.compile(
-    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|[A-Za-z]{2} |\d ?x ?[$(]*\d"
-    r"|^(?=.*[-+*/^!×÷√·²³\\−–|])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|circ|\$)(?![A-Za-z])|sqrt|pi"
-    r"|(?<=\d)i\b|[^A-Za-z\\])*$|^[$€£][\d.,]+$|^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$"
-)
+_CALCULATED = re.compile("|".join((
+    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|\)'$|\\[lc]?dots|\.{3}",
+    r"^\d+:\d\d .*[-+]",
+    r"[A-Za-z]{2} ",
+    r"\d ?x ?[$(]*\d|\d [A-Za-z]{1,2}[²³]? [*×·÷/] \d",
+    # A calculation with numbers only, and an amount or a quantity by itself.
+    r"^(?=.*[-+*/^!(×÷√·²³\\−–|])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|circ|\$)(?![A-Za-z])"
+    r"|sqrt|pi|(?<=\d)i\b|(?<=\d)h(?=\d)|[^A-Za-z\\])*$",
+    r"^[$€£][\d.,]+$",
+    r"^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$",
+)))  # fmt: skip
 _DECIMAL = re.compile(r"\d\.\d")
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000
@@ -51,7 +60,8 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 
 
 def _written(text: str) -> str:
-    return _LINES.sub("\n", _WHITESPACE.sub(" ", EMOJI.sub(" ", reply(text).replace("’", "'"))))
+    text = _STUCK.sub(". ", _CHECKED.sub("", reply(text).rstrip()))
+    return _LINES.sub("\n", _WHITESPACE.sub(" ", EMOJI.sub(" ", text.replace("’", "'"))))
 
 
 def _unboxed(text: str) -> str:
@@ -67,7 +77,7 @@ def _read(text: str, *, first: bool = False) -> str:
     """The answer in a text: the whole where it is mathematics, else what its prose states."""
     text = _END_OF_PROOF.sub("", text).strip()
     if not (SPAN.search(text) or _words(text) or _SENTENCES.search(text)):
-        return _side(text)
+        return _side(RESTATED.sub("", text))
     found = stated(text[-_LOOKED_AT:], first=first)
     return _side(found) if found else "" if re.search(r"\d", text) else text.rpartition("\n")[2]
 
@@ -129,5 +139,5 @@ def _side(text: str) -> str:
     if sum(_NAMED_VALUE.match(piece) is not None for piece in _JOINED.split(text)) > 1:
         return text
     sides = _EQUALS.split(text)
-    calculated = len(sides) > 2 or _CALCULATED.search(sides[0])
+    calculated = len(sides) > 2 or _CALCULATED.search(sides[0].strip())
     return sides[-1].strip() if len(sides) > 1 and all(sides) and calculated else text

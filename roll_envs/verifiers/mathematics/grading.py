@@ -85,13 +85,9 @@ def _evaluate(node: Node) -> None:
         for side in node.sides[:-1]:
             _value_of(side)
         _evaluate(node.right)
-    elif isinstance(node, Items | Brackets):
+    elif isinstance(node, Items | Brackets | Matrix):
         for item in node.items:
             _evaluate(item)
-    elif isinstance(node, Matrix):
-        for row in node.rows:
-            for cell in row:
-                _evaluate(cell)
 
 
 def _value_of(text: str) -> None:
@@ -128,19 +124,15 @@ def same(gold: Node, said: Node) -> bool:
         return _same_region(gold, said)
     if type(gold) is type(said):
         return _SAME[type(gold)](gold, said)
-    if isinstance(gold, Brackets) and isinstance(said, Items):
-        return not said.braces and (gold.left, gold.right) == ("(", ")") and _in_order(gold.items, said.items)
-    if isinstance(gold, Items) and isinstance(said, Brackets):
-        return not gold.braces and (said.left, said.right) == ("(", ")") and _in_order(gold.items, said.items)
+    if isinstance(gold, Brackets | Items) and isinstance(said, Brackets | Items):
+        return _is_point(gold) and _is_point(said) and _in_order(gold.items, said.items)
     if isinstance(gold, Items) and isinstance(said, Expression):
         return gold.braces and len(gold.items) == 1 and same(gold.items[0], said)
     if isinstance(gold, Expression) and isinstance(said, Items):
         # "3/2, or 1.5 hours": each has the value.
         return (len(said.items) == 1 if said.braces else said.either) and all(same(gold, one) for one in said.items)
-    if isinstance(gold, Matrix) and isinstance(said, Brackets):
-        return _is_vector(gold) and _in_order([cell for row in gold.rows for cell in row], said.items)
-    if isinstance(gold, Brackets) and isinstance(said, Matrix):
-        return _is_vector(said) and _in_order(gold.items, [cell for row in said.rows for cell in row])
+    if isinstance(gold, Matrix | Brackets) and isinstance(said, Matrix | Brackets):
+        return _is_vector(gold) and _is_vector(said) and _in_order(gold.items, said.items)
     if isinstance(gold, Matrix | Expression) and isinstance(said, Matrix | Expression):
         return symbols.equal(_algebra(gold), _algebra(said))
     return False
@@ -167,9 +159,12 @@ def _same_expression(gold: Expression, said: Expression) -> bool:
         # A letter that may be a variable is a unit only where the other side names one.
         return False
     units = (gold.unit, said.unit)
-    if units in ((_DEGREE, _RADIAN), (_RADIAN, _DEGREE)):
+    if _DEGREE in units and (_RADIAN in units or None in units):
         angle, other = (gold, said) if gold.unit == _DEGREE else (said, gold)
-        return _same_value(rf"({angle.text})\cdot\frac{{\pi}}{{180}}", other.text)
+        # Radians are meant only where they or π are written: else 30° would be a number near 0.52.
+        radians = rf"({angle.text})\cdot\frac{{\pi}}{{180}}" if other.unit or r"\pi" in other.text else ""
+        same_text = other.unit is None and _same_value(angle.text, other.text)
+        return same_text or bool(radians and _same_value(radians, other.text))
     if gold.unit is not None and said.unit is not None:
         return _same_quantity(gold, said, gold.unit, said.unit)
     if _same_value(gold.text, said.text):
@@ -177,10 +172,6 @@ def _same_expression(gold: Expression, said: Expression) -> bool:
     if gold.percent != said.percent:
         part, whole = (gold, said) if gold.percent else (said, gold)
         return whole.unit is None and _same_value(rf"\frac{{{part.text}}}{{100}}", whole.text)
-    if _DEGREE in (gold.unit, said.unit) and None in (gold.unit, said.unit):
-        # Radians are meant only where π is written: else 30° would be a number near 0.52.
-        angle, other = (gold, said) if gold.unit is not None else (said, gold)
-        return r"\pi" in other.text and _same_value(rf"({angle.text})\cdot\frac{{\pi}}{{180}}", other.text)
     return False
 
 
@@ -278,8 +269,12 @@ def _same_matrix(gold: Matrix, said: Matrix) -> bool:
     return len(gold.rows) == len(said.rows) and all(_in_order(a, b) for a, b in zip(gold.rows, said.rows, strict=True))
 
 
-def _is_vector(matrix: Matrix) -> bool:
-    return len(matrix.rows) == 1 or all(len(row) == 1 for row in matrix.rows)
+def _is_point(node: Brackets | Items) -> bool:
+    return not node.braces if isinstance(node, Items) else (node.left, node.right) == ("(", ")")
+
+
+def _is_vector(node: Matrix | Brackets) -> bool:
+    return isinstance(node, Brackets) or len(node.rows) == 1 or all(len(row) == 1 for row in node.rows)
 
 
 # -- equations and regions ---------------------------------------------------------------------------------------------
@@ -287,28 +282,24 @@ def _is_vector(matrix: Matrix) -> bool:
 
 def _same_with_equation(gold: Node, said: Node) -> bool:
     if isinstance(gold, Equation) and isinstance(said, Equation):
-        if _is_name(gold.sides[0]) and _is_name(said.sides[0]):
-            if _function(gold.sides[0]) == _function(said.sides[0]):
-                return same(gold.right, said.right)
-            if len(gold.sides) == len(said.sides) == 2 and not _is_name(said.sides[1]):
-                # "y = 5" is another answer than "x = 5"; "y = 2x" may be the same equation solved for the other
-                # variable.
-                return False if _constant(said.sides[1]) else _same_equation(gold, said)
+        if _is_name(gold.sides[0]) and _function(gold.sides[0]) == _function(said.sides[0]):
+            return same(gold.right, said.right)
         return _same_equation(gold, said)
     if isinstance(gold, Equation):
         return _is_name(gold.sides[0]) and not isinstance(said, Region) and same(gold.right, said)
     assert isinstance(said, Equation)
     if isinstance(gold, Region):
         return False
-    table = isinstance(said.right, Matrix)  # what stands before one needs no name: "AB = ..."
-    return (table or _is_name(said.sides[0]) or _holds(said)) and same(gold, said.right)
+    # What stands before a matrix needs no name ("AB = ..."), nor does a formula without numbers: "-b/a = 3".
+    named = isinstance(said.right, Matrix) or _is_name(said.sides[0]) or not re.search(r"\d", said.sides[0])
+    return (named or _holds(said)) and same(gold, said.right)
 
 
 def _is_name(side: str) -> bool:
     """A variable, a function of variables, or a point of variables."""
     name = (
         r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\^\{?-1\}?)?|\\(?:text|vec|overrightarrow|overline)\s*\{[^{}]*\}|[A-Za-z]\w*"
-        r"|\\(?:angle|det)\s*[A-Z]{1,3}|\|[A-Z]{1,2}\||[A-Z]\[[A-Z]\]|\\frac\{d[a-z]?\}\{d[a-z]\})"
+        r"|\\(?:angle|det)\s*[A-Z]{1,3}|\\(?:sin|cos|tan|cot|sec|csc)\s*\\?[A-Za-z]+|\|[A-Za-z]{1,2}\||[A-Z]\[[A-Z]\]|\\frac\{d[a-z]?\}\{d[a-z]\})"
     )
     point = rf"\(\s*{name}(?:\s*,\s*{name})*\s*\)"
     return re.fullmatch(rf"{name}(?:\s*\(\s*-?\d+(?:\s*,\s*-?\d+)*\s*\)|\s*{point})?|{point}", side) is not None
@@ -317,13 +308,6 @@ def _is_name(side: str) -> bool:
 def _function(name: str) -> str:
     """A name without the variable of a function: ``f`` of ``f(x)``."""
     return re.sub(r"\([a-z]\)$", "", _bare(name))
-
-
-def _constant(side: str) -> bool:
-    try:
-        return plain_number(side) is not None or not symbols.parse(side).free_symbols
-    except symbols.Unparsed:
-        return False
 
 
 def _holds(said: Equation) -> bool:

@@ -110,8 +110,9 @@ _NAMES = {
     "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
 }  # fmt: skip
 _PARTS = {"half": 2, "quarter": 4, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
-_SPELLED = re.compile(  # "one" is often no number
-    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?(?:(?:({'|'.join([*_NAMES][20:])})[ -])?"
+SPELLED = re.compile(  # "one" is often no number
+    rf"(?<!\bthe )(?<!\bno )(?<!this )(?<!that )\b(?:(minus|negative) )?(?:"
+    rf"(?:({'|'.join([*_NAMES][1:10])}) hundred (?:and )?)?(?:({'|'.join([*_NAMES][20:])})[ -])?"
     rf"({'|'.join(_NAMES)})(?:[ -]({'|'.join(_PARTS)})s?)?\b(?! (?:another|that|who|which)\b)"
     r"|an?(?= (?:dozen|hundred|thousand|.illion)))",
     re.IGNORECASE,
@@ -119,11 +120,11 @@ _SPELLED = re.compile(  # "one" is often no number
 
 
 def in_digits(text: str) -> str:
-    """A text with its spelled numbers below a hundred in digits: ``in_digits("Twenty-one")`` is ``"21"``."""
-    return _SPELLED.sub(_digits, text)
+    """A text with its spelled numbers in digits, up to the hundreds: ``in_digits("Twenty-one")`` is ``"21"``."""
+    return SPELLED.sub(_digits, text)
 
 
 def _digits(spelled: re.Match[str]) -> str:
-    sign, tens, ones, part = ((group or "").casefold() for group in spelled.groups())
-    number = _NAMES.get(tens, 0) + _NAMES.get(ones, 1)
+    sign, hundreds, tens, ones, part = ((group or "").casefold() for group in spelled.groups())
+    number = 100 * _NAMES.get(hundreds, 0) + _NAMES.get(tens, 0) + _NAMES.get(ones, 1)
     return f"{'-' if sign else ''}{number}" + (f"/{_PARTS[part]}" if part else "")

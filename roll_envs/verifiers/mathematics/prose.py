@@ -10,60 +10,20 @@ import itertools
 import re
 
 from roll_envs.verifiers.mathematics.plain_numbers import in_digits
+from roll_envs.verifiers.mathematics.sentences import CONCLUDES, REVISED, SIGN, patterns, sentences
 from roll_envs.verifiers.mathematics.units import compound, is_unit_word
 
 # Mathematics between delimiters, and commands that may hold words and spaces.
 SPAN = re.compile(  # lengths are limited, so that delimiters without an end take linear time
-    r"(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$"
+    r"(?=[$\\])(?:(?<!\\)\$\$((?:\\.|[^$\\]){1,1000})\$\$"
     # As in Pandoc, a dollar sign before a number closes nothing: it is one of money.
     r"|(?<!\\)\$((?:\\.|[^$\n\\]){1,1000})\$(?!\d)"
     r"|\\\[((?:[^\\]|\\(?![\[\]])){1,1000})\\\]|\\\(((?:[^\\]|\\(?![()])){1,1000})\\\)"
     r"|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{[^{}]*\}"
-    r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\}"
+    r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\})"
 )
-_SIGN = "[\U000f0000-\U000ffffd]"
-"""Stands for one of them."""
-_VALUE = rf"[-$€£(\d]|{_SIGN}"
-EMOJI = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]\ufe0f?|(?<=\\s)[:;]-?[)D]")
-OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
-
-# -- sentences ---------------------------------------------------------------------------------------------------------
-
-_SENTENCE = re.compile(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bRs)(?<!\bapprox)(?<!\.\.)[.?](?=\s)|!(?=\s+[^\W\d_a-z])|\n")
-# What is said beside the answer: remarks, questions, suppositions.
-_ASIDE = re.compile(
-    r"(?i)\W{0,4}(?:note|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|would you|recall"
-    r"|(?:quick |sanity )?check|verif\w+|have a (?:great|nice|good)|if you(?:'d| want| have))\b|[*_]?\([A-Za-z]{2}"
-    r"|if\b.{1,200}\b(?:would|were)\b|.{1,200}\bwould be\b.{1,200}\bif\b"
-    r"|(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$"
-)
-# What follows verifies or explains the answer with other numbers.
-_APPENDED = re.compile(r"(?i)\W{0,4}(?:explanation|reasoning|justification|confidence|.{0,6}check|verif\w+)\W{0,3}:")
-_NO_ANSWER = re.compile(
-    r"(?i)(?:can(?:not|'t)|could(?: not|n't)|(?:un|not )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
-    r"(?:determine|answer|tell|solve|find|decide|know|calculate|compute)d?\b|(?:not|n't) (?:have )?enough information"
-    r"|\b(?:need to know|stuck between|not clear|no answer to|or (?:maybe|perhaps))\b"
-)
-_CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
-REVISED = re.compile(
-    r"(?i)\b(?:(?:oops|wait|correction)[,.:!]|scratch that\b|that's (?:wrong|not right)\b"
-    r"|i (?:forgot|mis[a-z]+|made a)\b)|(?:\.\.\.|…)\s?no\b|, but [a-z ]{0,20}\bactually\b"
-)
-"""After an answer: another one follows."""
-
-
-def _sentences(text: str) -> list[str]:
-    """The sentences of a text without asides; none where it is cut off or says that it has no answer."""
-    text = re.sub(rf" ?({OTHER_SCRIPT.pattern}) ?", r" \1 ", text)
-    text = re.sub(r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2", text)
-    text = re.sub(r"\b(\d{1,2}) o'clock", r"\1:00", text)
-    text = re.sub(r"\s(?:или|и|oder|und|ou|et)\s", " or ", text)
-    every = [part.strip() for part in _SENTENCE.split(text) if re.search(rf"\w|{_SIGN}", part)]
-    appended = next((i for i, part in enumerate(every) if i and _APPENDED.match(part)), len(every))
-    told = [part for part in every[:appended] if not _ASIDE.match(part)]
-    # A long text that begins with a doubt may find the answer in the end.
-    doubted = [*told[-1:], *(every[:1] if len(every) <= 4 else ())]
-    return [] if any(map(_NO_ANSWER.search, doubted)) or _CUT_OFF.search(text) else told
+_BARE = re.compile(r"-?[$€£]?\d[\d.,/]*%?(?: [a-z]{1,2}\b)?")
+_PROSE = re.compile(r"(?!(?:Then|Now|Next|After|But|Hmm|No|So|Let)\b)(?:[^\W\d_]{1,20},? ){3}")
 
 
 def stated(text: str, *, first: bool = False) -> str:
@@ -71,74 +31,114 @@ def stated(text: str, *, first: bool = False) -> str:
 
     With ``first`` the text begins with its answer, and what follows explains it.
     """
-    text = re.sub(_SIGN, "", text)
+    text = re.sub(SIGN, "", text)
     contents = [whole[whole.lastindex or 0] for whole in SPAN.finditer(text)]
-    signs = itertools.count(ord(_SIGN[1]))
-    told = _sentences(SPAN.sub(lambda _: chr(next(signs)), text))
+    signs = itertools.count(ord(SIGN[1]))
+    told = sentences(SPAN.sub(lambda _: chr(next(signs)), text))
+    if len(told) > 1 and _BARE.fullmatch(told[0]) and _PROSE.match(told[1]) and not first:
+        told = [told[0], *filter(CONCLUDES.match, told[1:])]  # the answer, then an explanation
     told = told if first else told[::-1]
-    found = next(filter(None, (_stated(one, first) for each in (told, map(in_digits, told)) for one in each)), "")
-    found = re.sub(rf"(?<={_SIGN}),?\s(?:and|or)\s(?={_SIGN})", ", ", found)
-    found = re.sub(_SIGN, lambda sign: contents[ord(sign.group()) - ord(_SIGN[1])], found)
-    return re.sub(r"^([^,%]*)(?:,|\sor)\s[^,]*%$", r"\1", found)  # "3/8, or 37.5%"
+    readings = (map(_counted, (_CAUSE.sub("", one) for one in told)), map(_counted, told), map(in_digits, told))
+    found = next(filter(None, (_stated(one, first) for each in readings for one in each)), "")
+    found = re.sub(rf"(?<={SIGN}),?\s(?:and|or)\s(?={SIGN})", ", ", found)
+    found = re.sub(SIGN, lambda sign: contents[ord(sign.group()) - ord(SIGN[1])], found)
+    return re.sub(r"^([^,%]*)(?:,|\sor)\s[^,=]*%$", r"\1", found)  # "3/8, or 37.5%"
+
+
+def _counted(sentence: str) -> str:
+    return _COUNT.sub(lambda match: in_digits(match.group()), sentence)
 
 
 # -- clauses -----------------------------------------------------------------------------------------------------------
 
-# Remarks in parentheses and relative clauses.
-_BESIDE = re.compile(
-    r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=))[^()]*\)|(?<=\d)\s\([\d\s.,+=*·×−-]+\)(?=[.\s]*$)"
-    r"|,?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))"
-)
-_ABOUT = re.compile(rf",\s(?:or\s|which is\s)?(?:approximately|about|roughly)\s(?=[\d$]|{_SIGN})")
-# "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer.
-_EXPLAINED = re.compile(
-    rf"\b(?:is|are|was|were|has|have|get)\b[^:=]{{0,80}}?(?:\d|{_SIGN}|=[^:]{{0,80}})(?:(?:\s[a-z]+){{0,3}}(?=:\s)"
-    r"|(?:\s[a-z]+){1,3}(?=\s[-–—]\s))"
-)
-_CONSEQUENCE = re.compile(
-    r"(?i)\b(?:so|thus|hence|therefore|giving|gives|yields|makes|get|i\.e\.|that is|donc|entonces)\b[,:]?|[→⇒⟹∴]|=>|->"
-    rf"|,\swhich\s(?:[a-z]+\s){{0,5}}(?:is|are|to|us|makes|equals|means)\s(?:about\s)?(?={_VALUE})"
-)
-# What begins a clause that only explains, restricts or restates.
-_SUBORDINATE = re.compile(
-    r",?\s\(?(?:because|since|when|who|where|while|whereas|although|though|if|including|instead|rather|provided|valid"
-    r"|assuming|taking|which|car|porque|weil|attained|reached|compared|after (?:it|he|she|they|we))\b"
-    r"|,\s(?:as|also (?:written|known)|or (?:as|about|exactly))\b|,?\s(?:验证|因为)"
-    r"|,\s(?=[\d.]+\s\w+\s(?:after|before|more|less|fewer|which|whom|them)\b)|,\s(?:namely|of wh)"
-)
-_GIVEN = re.compile(r"^\s*(?:as|since|because|if|when|for|given|with)\s[^,]*,\s", re.IGNORECASE)
-_VERDICT = re.compile(
-    r"(?i)\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|does(?:n't| not) exist"
-    r"|diverges|divergent|all real numbers(?: except [^.;]{1,30})?|empty set)\b(?!\s(?:other|besides|unless|if|when))"
-)
-"""Answers in words."""
-_UNSURE = re.compile(r"(?i)\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n't\b")
-_TAKEN_BACK = re.compile(
-    rf"{REVISED.pattern}|\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b|^,\s(?-i:[A-Z])\w*(?:\W*$|,|\s(?:and|or)\b)"
-)
-# "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what.
-_NO_VERB = r"(?:\s(?!(?:is|are|was|were|we|he|she|they|it|and|equals|gives|sold)\b)[A-Za-z]+)"
-_OF = re.compile(
-    rf"{_NO_VERB}{{0,3}},?\s(?:in|over|after|within|during|for|at|of|per|with|than|from|to give"
-    r"|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby)"
-    rf"(?:(?!\s(?:total|all|for)\b){_NO_VERB}){{0,4}}\s"
-)
-_DENIED = re.compile(r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$")
-_WRONG = re.compile(r"\s(?:is|are|was)(?:n't|\s(?:not|wrong|incorrect|too)\b)")
-_SUBJECT = re.compile(r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s")
+_CLAUSES: dict[str, tuple[str, ...]] = {
+    "count": (  # "are left three", "so two apples are left": a spelled number with no other number behind it
+        r"(?i:(?:^|\b(?:so|is|are|was|were|be|has|have|exactly|only|leaves|gives|equals|makes)\s)SPELLED)"
+        r"(?![^,;\n]*(?:\d|SIGN|-digit)|[^\n]*\bnamely\b)",
+    ),
+    "cause": (r",?\s(?:because|since)\s[^,]*$",),
+    "restated": (  # the same value in parentheses behind it, perhaps in another unit
+        r"(?<=[\dπ]|SIGN)\s\((?:[\d\s.,+=*·×−°%$€£≈-]|SIGN)+\)(?=[.\s]*$)",
+        r"(?<=[\dπA-Za-z%²³])\s\((?:[$€£]\d[\d.,]*|\d[\d.,]*(?:\s?(?:%|°[CF]?)|\s[A-Za-z]{1,3}[²³]?))\)",
+    ),
+    "remark": (
+        r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=|≈))[^()]*\)",
+        # "..., which is 4 more than", ", or $5 per person", ", 3 of which"
+        r",\s(?:(?:which|that|this|das)\s(?:is|was|sind)\s|or\s|i\.e\.,?\s|that is,?\s|also\s|soit\s|es decir,?\s)?"
+        r"(?:about\s|roughly\s)?(?=[\d$€£])[^\s%]+(?:%\sof|\s(?:[a-z\d]+\s){0,3}?(?:de (?:plus|moins)|after|before"
+        r"|short|shy|(?:more|less|fewer|\w{2,}er|mehr|weniger|más|menos)\s(?:[A-Za-z\d]+\s){0,3}?(?:than|after|als|que)"
+        r"|ahead|behind|above|below|off|away|having|per|each|apiece|which|whom|them|to (?:\w+ decimals?|the nearest)))"
+        r"\b(?:[^,;:]|:(?! ))*(?=[,;.]|$)",
+        r";\s[^;]{0,200}\bwould be\b[^;]*$",
+        r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
+        r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))",
+    ),
+    "about": (r",\s(?:or\s|which is\s|i\.e\.\s)?(?:approximately|about|roughly)\s(?=[\d$€£]|SIGN)",),
+    "explained": (  # "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer
+        r"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{0,80}?(?:\d|SIGN|=[^:]{0,80})"
+        r"(?:\s[a-z/²³%°]+){0,3}(?=:\s|\s[-–—]\s[a-z]{2})",
+    ),
+    "consequence": (
+        r"(?i:\b(?:so|thus|hence|therefore|giving|gives|yields|makes|(?<!n't )get|i\.e\.|that is|donc|entonces)\b)"
+        r"[,:]?",
+        r"[→⇒⟹∴]|=>|->|;\s(?=(?:since|because|as)\s[^;]*,)",
+        r",\swhich\s(?:[a-z]+\s){0,5}(?:is|are|to|us|makes|equals|means|leaves)\s(?:about\s)?(?=VALUE|[a-z]\s=)",
+        r"\b(?:is|are)\s(?:un)?(?:positive|negative|zero|defined|increasing|decreasing|satisfied|true|valid|real)"
+        r"\s(?:only\s|exactly\s|precisely\s)?(?:when|if|for|at)\s(?=VALUE|[a-z]\s?[=<>≤≥])",
+    ),
+    "subordinate": (  # what begins a clause that only explains, restricts or restates
+        r",?\s\(?(?:because|since|when|who|where|which|while|whereas|although|though|if|including|instead|rather"
+        r"|provided|valid|assuming|taking|attained|reached|occurs|works|fits|compared|car|porque|weil)\b",
+        r",?\safter (?:it|he|she|they|we|\S+ (?:\w+ )?(?:is|are|was|were))\b",
+        r",\s(?:as|also (?:written|known)|or (?:as|about|exactly)|namely|of wh|an average of|from|up|down|followed"
+        r"|ahead|beating|exceeding|saving|with|well|excluding|(?:and\s)?(?:indeed|for (?:example|instance)))\b",
+        r"\sfor\s(?:all|every|any|each)\s(?=[a-z]\b|SIGN|real|integer|positive)",
+        r",?\s(?:验证|因为)",
+    ),
+    "given": (r"(?i:^\s*(?:as|since|because|if|when|for|given|with)\s)(?:[^,()]|\([^()]*\))*,\s",),
+    "verdict": (  # an answer in words
+        r"(?i:\b(?:no (?:real |integer |such )?solutions?|infinitely many(?: solutions)?|undefined|diverges|divergent"
+        r"|does(?:n't| not) exist|all real numbers(?: except [^.;]{1,30})?|empty set)\b)"
+        r"(?!\s(?:other|besides|unless|if|when))",
+    ),
+    "unsure": (r"(?i:\b(?:not|never|if|whether|may|might|could|maybe|perhaps|or|n?either|wrong)\b|n't\b)",),
+    "taken back": (
+        r"(?i:\b(?:but|however|so|thus|hence|therefore|while)\b|^\W*(?:or|and)\b)",
+        r"^,\s[A-Z]\w*(?:\W*$|,|\s(?:and|or)\b)",
+    ),
+    # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what
+    "of": (
+        r"(?:WORD){0,3},?\s(?:in|on|over|after|within|during|between|for|at|of|per|with|than|from|among|upon|pour|für"
+        r"|para|con|to (?!get|make|obtain|reach)[a-z]+|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby"
+        r"|(?:is|are|was|were)\s(?:[a-z]+\s(?:in|over|during|within)|(?:needed|required|used)\sfor))"
+        r"(?:(?!\s(?:total|all|for)\b)WORD){0,4}\s",
+    ),
+    "denied": (r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$",),
+    "wrong": (
+        r"\s(?:can(?:not|'t)\b|(?:does|do|did)(?:n't| not) (?:work|fit|satisfy)\b|(?:is|are|was|would be)"
+        r"(?:n't|\s(?:not|wrong|incorrect|too|extraneous|rejected|invalid|impossible|excluded)\b))",
+    ),
+    "subject": (r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s",),
+}  # fmt: skip
+(_COUNT, _CAUSE, RESTATED, _REMARK, _ABOUT, _EXPLAINED, _CONSEQUENCE, _SUBORDINATE, _GIVEN, _VERDICT, _UNSURE,
+ _TAKEN_BACK, _OF, _DENIED, _WRONG, _SUBJECT) = patterns(_CLAUSES)  # fmt: skip
 _FEW_WORDS = 4
 
 
 def _stated(sentence: str, first: bool) -> str:
-    sentence = _ABOUT.sub(" ≈ ", _BESIDE.sub("", sentence))
+    revised = REVISED.split(sentence)[-1]
+    sentence = revised if re.search(rf"\d|{SIGN}", revised) else sentence
+    sentence = _ABOUT.sub(" ≈ ", _REMARK.sub("", RESTATED.sub("", sentence)))
     sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
+    if re.search("probability|chance|odds", sentence):
+        sentence = re.sub(r"(\d) (?:in|out of) (\d)", r"\1/\2", sentence)
     if "ratio" in sentence:
-        sentence = re.sub(r"(\d)(?: to |: )(\d)", r"\1:\2", sentence)
+        sentence = re.sub(r"(?<![:\d])(\d+)(?: to |: )(\d+)(?!\s?[:\d])", r"\1:\2", sentence)
     explained = _EXPLAINED.search(sentence)
     pieces = _CONSEQUENCE.split(sentence[: explained.end()] if explained else sentence)
     for piece in pieces if first else reversed(pieces):
         verdict = _VERDICT.search(piece)
-        if verdict and _is_meant(piece, verdict) and not re.search(rf"\d|{_SIGN}", piece[verdict.end() :]):
+        if verdict and _is_meant(piece, verdict) and not re.search(rf"[\d∞]|{SIGN}", piece[verdict.end() :]):
             return verdict.group()
         for clause in (*_SUBORDINATE.split(_GIVEN.sub("", piece)), *_SUBORDINATE.split(piece)):
             found = _main(clause, first)
@@ -150,7 +150,8 @@ def _stated(sentence: str, first: bool) -> str:
 def _is_meant(sentence: str, words: re.Match[str]) -> bool:
     """Whether words stand in a sentence without a doubt before or a correction behind them."""
     before = re.split(r"[,;:]\s", sentence[: words.start()])[-1]
-    return not (_UNSURE.search(before) or _TAKEN_BACK.search(sentence[words.end() :]))
+    after = sentence[words.end() :]
+    return not (_UNSURE.search(before) or _TAKEN_BACK.search(after) or REVISED.search(after))
 
 
 def _main(clause: str, first: bool) -> str | None:
@@ -164,14 +165,18 @@ def _main(clause: str, first: bool) -> str | None:
         return "" if every else None
     if first or (not clause[: found[0][0]].strip() and _SUBJECT.match(clause, found[0][1])):
         del found[1:]
-    few = len(re.findall(r"[^\W\d_]{2,}", clause[found[-1][1] :])) <= _FEW_WORDS
+    few = not clause.startswith(" ways", found[-1][1])
+    few = few and not re.search(r"\d\)?\s?=", clause[slice(*found[-1])])
+    few = few and len(re.findall(r"[^\W\d_]{2,}", clause[found[-1][1] :])) <= _FEW_WORDS
     while few and len(found) > 1 and _OF.fullmatch(clause[found[-2][1] : found[-1][0]]):
         found.pop()
     quantity = clause[slice(*found[-1])]
-    if clause[: found[-1][0]].rstrip()[-1:] in tuple("/×*·÷^"):  # "10 books × 3 = 30": with words in it
+    # The end of a calculation with words in it: "10 books × 3 = 30", "m = (2 kg/L)(3 L) = 6 kg".
+    part = re.search(r"[/×*·÷^]\s?$|[a-z] x\s$|\bchoose\s$", clause[: found[-1][0]])
+    if part or quantity.count(")") > quantity.count("("):
         quantity = quantity.rpartition("=")[2].strip()
     # A letter behind a number, set apart, is a unit and no variable.
-    return re.sub(r"(?<=\d)\s([A-Za-z])$", r"\\text{ \1}", quantity)
+    return re.sub(r"(\d|10[⁰-⁹¹²³⁻]+)\s([A-Za-z][²³]?)$", r"\1\\text{ \2}", quantity)
 
 
 # -- quantities --------------------------------------------------------------------------------------------------------
@@ -182,9 +187,9 @@ _FUNCTIONS = re.compile(
 )
 _NUMERAL = re.compile(r"[-+−±~≈$€£¥₹(\[{]*(?:\.?\d|[½¼¾])")
 _OPERATOR = "=+*/^<>≤≥≠≈∩∪∈×·÷−-±"
-_OPERAND = re.compile(rf"[\d½¼¾∞∅ℝπ]|{_SIGN}|[A-Za-z)\]₀-₉]\s?[=+*/^<>≤≥≠≈∩∪×·÷−²³]")
+_OPERAND = re.compile(rf"[\d½¼¾∞∅ℝπ]|{SIGN}|[A-Za-z)\]₀-₉]\s?[=+*/^<>≤≥≠≈∩∪×·÷−²³]")
 _NEXT_WORD = re.compile(r"\s?(/|°?[^\W\d_]+|[€$£%])")
-_UNIT_WORDS = frozenset("am pm percent hundred thousand million billion trillion dozen per /".split())
+_UNIT_WORDS = frozenset("am pm percent % hundred thousand million billion trillion dozen per /".split())
 
 
 def _quantities(text: str) -> list[tuple[int, int]]:
@@ -194,6 +199,8 @@ def _quantities(text: str) -> list[tuple[int, int]]:
         one = _with_unit(text, *run)
         if one and found and compound(re.sub(r"(?<=\d)(?=[a-z])", " ", text[found[-1][0] : one[1]])):
             found[-1] = (found[-1][0], one[1])  # "2 hours and 40 minutes"
+        elif one and found and re.fullmatch(r"(?: [a-z]+)? ≈ ?", text[found[-1][1] : one[0]]):
+            found[-1] = (found[-1][0], one[1])
         elif one:
             found.append(one)
     return found
@@ -208,7 +215,7 @@ def _runs(text: str) -> list[tuple[int, int]]:
     for token, before, word, after, further in zip(tokens, words, words[1:], words[2:], words[3:], strict=False):
         if (joined or word not in _OPERATOR + ":|") and _is_mathematics(word, before, after):
             runs[len(runs) - joined :] = [(runs[-1][0] if joined else token.start(), token.end())]
-            joined = word == ":" or word[-1] not in ".!?:"
+            joined = word in (":", "...") or word[-1] not in ".!?:"
         else:
             joined = joined and word in ("and", "or", "remainder") and _is_mathematics(after, "", further)
     return runs
@@ -217,18 +224,27 @@ def _runs(text: str) -> list[tuple[int, int]]:
 def _is_mathematics(token: str, before: str, after: str) -> bool:
     bare = token.rstrip(".,;:!?")
     if not bare or re.match(r"\d+-[A-Za-z]{2,}", bare):  # "a 3-digit number"
-        return token == ":"
+        return token == ":" or (token == "..." and before[-1:] in tuple(_OPERATOR))
     if _NUMERAL.match(bare) or token == "Rs.":
         return True
     rest = _FUNCTIONS.sub("", bare)
     if re.search(r"[^\W\d_](?:\.[^\W\d_]|')|[^\W\d_A-Za-z\u0370-\u03ffℝ²³¹⁰-₉½¼¾]", rest):
         return False
+    if re.fullmatch(r"[a-z]{2,3}", rest) and before[-1:] in tuple(_OPERATOR) and after[:1] in tuple(_OPERATOR):
+        return True  # "= ab + ..."
     if re.search(r"[^\W\d_]{2,}", rest):  # "mc^2" and "AB=5", but no word
         return re.search(r"[=^²³+*]", rest) is not None and re.search(r"[^\W\d_]{4,}", rest) is None
     if re.fullmatch(r"[A-Za-z]", bare):  # an article, a name or a variable
         times = bare == "x" and before[-1:].isdigit() and _NUMERAL.match(after)
-        return bool(times or (before and before[-1] in _OPERATOR + "(,") or (after and after[0] in _OPERATOR))
-    return re.search(rf"[\w√∫∞∅({{\\[]|{_SIGN}", bare) is not None or (bare in _OPERATOR + ":|")
+        if bare == "a" and before[-1:] == ",":
+            return after[:1] in tuple(_OPERATOR)
+        return bool(
+            times
+            or re.search(r"(?:sin|cos|tan|cot|sec|csc|log|ln)$", before)
+            or (before and before[-1] in _OPERATOR + "(,")
+            or (after and after[0] in _OPERATOR)
+        )
+    return re.search(rf"[\w√∫∞∅({{\\[]|{SIGN}", bare) is not None or (bare in _OPERATOR + ":|")
 
 
 def _with_unit(text: str, start: int, end: int) -> tuple[int, int] | None:
@@ -251,8 +267,13 @@ def _with_unit(text: str, start: int, end: int) -> tuple[int, int] | None:
 
 _OPENING = r"\W*(?:(?:so|thus|hence|therefore|well|oh|it'?s|that'?s|that'd be)\b,?\s)*(?:the\s|an?\s)?"
 _VERB = (
-    r"(?:\b(?:is|are|was|were|be|by|has|have|means|equals|called|named|on|until|to|so)|'(?:s|re)|:|=)[,\s]\s?"
+    r"(?:\b(?:is|are|was|were|be|by|has|have|means|equals|called|named|finished|came|placed|choose|pick|on|until|to|so)|'(?:s|re)|:|=)[,\s]\s?"
     r"(?:(?:the|an?|always|indeed|thus|therefore|exactly)\s)?"
+)
+_EXCELS = (
+    r"(?:wo[nu]\b|wins\b|(?:is|was|has|had|had|came|finished|arrived|scored|ran|got|sold|costs?|saved)\s(?:in\s)?(?:the\s)?"
+    r"(?:first|last|\w+est|most|best|winner|answer|only|more|less|fewer|better|(?:tall|old|young|short|fast|slow|cheap"
+    r"|larg|great|small|bigg|heavi|long|high|low|earli|lat)e?r)\b)"
 )
 _ANOTHER = re.compile(rf"{REVISED.pattern}|(?:^|\b(?:is|was|be|'s)\s)(?:the\s|an?\s)?\w+\W*$")
 """After a sentence that is a name: another sentence that may be an answer."""
@@ -264,14 +285,14 @@ def says(text: str, words: str) -> bool:
 
     Where they are only mentioned, denied or one of two, it does not.
     """
-    told = _sentences(SPAN.sub(" x ", text)) or [""]
+    told = sentences(SPAN.sub(" x ", text)) or [""]
     phrase = r"\s".join(map(re.escape, words.split()))
     opposite = _OPPOSITES.get(words.casefold())
     if opposite and re.search(rf"(?im)(?:^\W*|{_VERB}){opposite}\s*(?:[.,;!]|$)", "\n".join(told)):
         return False
     ending = (
-        rf"(?i)(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about)\s)"
-        rf"|^{_OPENING}{phrase}(?=\s(?:is|was|has)\sthe\s(?:\w+est|most|winner|answer|only)\b)"
+        rf"(?i)(?:^{_OPENING}|{_VERB}){phrase}(?=\s*(?:[.,;!:(]|$)|\s(?:around|in|on|at|about|with|who)\s)"
+        rf"|^{_OPENING}{phrase}(?=\s{_EXCELS})"
         rf"|\bis\san?\s{phrase}(?=\s[a-z]+\W*$)"  # "f is an odd function"
     )
     opening = rf"(?i)^{_OPENING}{phrase}(?=\s*(?:{'[,.:;!—-]|' if opposite or len(told) == 1 else ''}$))"

@@ -80,6 +80,11 @@ class Equation:
 class Matrix:
     rows: tuple[tuple[Node, ...], ...]
 
+    @property
+    def items(self) -> tuple[Node, ...]:
+        """The entries, row by row."""
+        return tuple(cell for row in self.rows for cell in row)
+
 
 Node = Expression | Words | Items | Brackets | Region | Equation | Matrix
 

@@ -138,8 +138,6 @@ def same_constant(one: Any, other: Any) -> bool:
     """Exactly the same number: 1/3 is not 0.3333333333."""
     if one == other:
         return True
-    if one.is_Rational and other.is_Rational:
-        return bool(one == other)
     if one.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) or other.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
         return False
     # Large integers cancel in the difference, so their digits are added to the precision.

@@ -83,6 +83,7 @@ _AFTER_COMMANDS = (
     (r"^\s*Rs\.?\s*(?=\d)", "₹"),
     (r"^\s*R¤", MONEY),
     (r"(?i)(?<=\d)\s*([ap])\.\s?m\b", r" \1m"),
+    (r"(?<=\d)(?:st|nd|rd|th)$", ""),
     (r"(?<!:)\b(\d{1,2})\s+o'clock", r"\1:00"),
     (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
     (r"(?<=\d)\s+remainder\s+(?=\d)", " R "),
@@ -106,8 +107,9 @@ def tidy(text: str) -> str:
     text = re.sub(r"[₀-₉]+", lambda match: f"_{{{unicodedata.normalize('NFKC', match[0])}}}", text)
     text = re.sub(r"√(\d+)", r"\\sqrt{\1}", text)
     text = re.sub(r"[⅐-⅞]", _vulgar_fraction, text)
-    # 1.234,50 €: dots between groups of digits.
-    text = re.sub(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?=,\d|\s?€)", lambda match: match[0].replace(".", ""), text)
+    # 1.234,50 €, 1.234.567: dots between groups of digits.
+    dotted = r"(?<![\d.,])\d{1,3}(?:(?:\.\d{3})+(?:,\d\d?(?![\d,])|(?=\s?€))|(?:\.\d{3}){2,}(?![\d.,]))"
+    text = re.sub(dotted, lambda match: match[0].replace(".", "").replace(",", "."), text)
     text = _money(text.translate(_SIGNS))
     for pattern, written in _BEFORE_COMMANDS:
         text = re.sub(pattern, written, text)
@@ -116,7 +118,8 @@ def tidy(text: str) -> str:
         text = re.sub(pattern, written, text)
     # A full stop at the end closes the sentence; one at the beginning belongs to a number (.5).
     text = text.rstrip(_EDGE + ".").lstrip(_EDGE)
-    number = in_digits(re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text))
+    number = re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text)
+    number = in_digits(re.sub(r"(?i)^(?:an? )?(?=(?:half|third|quarter)$)", "one ", number))
     text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?: (?:hundred|thousand|[mb]illion))?", number) else text
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
 
