@@ -19,7 +19,7 @@ import pytest
 from roll_envs.errors import ConfigError, EnvironmentFaultError, UnknownNameError
 from roll_envs.testing import CounterEnv
 from roll_envs.tools import Tool, ToolBudget, ToolCall, ToolEnv, ToolRunner, make_tools
-from roll_envs.tools.mcp import McpConnection, McpEndpoint, ServerGoneError
+from roll_envs.tools.mcp_connection import McpConnection, McpEndpoint, ServerGoneError
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs the optional part 'mcp'"),

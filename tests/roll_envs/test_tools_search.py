@@ -11,8 +11,9 @@ import pytest
 
 from roll_envs.errors import ConfigError
 from roll_envs.tools import make_tools
-from roll_envs.tools import search as indexing
-from roll_envs.tools.search import load_index, snippet, words_of_text
+from roll_envs.tools import search_index as indexing
+from roll_envs.tools.search import snippet
+from roll_envs.tools.search_index import load_index, words_of_text
 
 ROWS = [
     {"id": "d1", "title": "Frogs", "text": "green frogs live in ponds"},
