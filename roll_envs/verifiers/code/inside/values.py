@@ -239,9 +239,12 @@ def sync(mine: Any, theirs: Any) -> None:
         kept = {key: _synced(mine[key], new) if key in mine else new for key, new in theirs.items()}
         mine.clear()
         mine.update(kept)
-    elif isinstance(mine, (set, bytearray, collections.deque)) and isinstance(theirs, type(mine)):
+    elif isinstance(mine, set) and isinstance(theirs, set):  # one of a subclass comes back as a plain one
         mine.clear()
-        (mine.update if isinstance(mine, set) else mine.extend)(theirs)
+        mine.update(theirs)
+    elif isinstance(mine, (bytearray, collections.deque)) and type(theirs) is type(mine):
+        mine.clear()
+        mine.extend(theirs)
     elif type(mine).__module__ == "numpy" and getattr(mine, "shape", None) == getattr(theirs, "shape", ()):
         mine[...] = theirs
 
