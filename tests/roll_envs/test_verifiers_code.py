@@ -137,6 +137,7 @@ def test_forms_of_references(plain: PlainSandbox) -> None:
         json.dumps({"inputs": [[1], [2]], "outputs": [2, [4]], "fn_name": "double"}),
         {"inputs": ["1\n", "[2]"], "outputs": ["2", "[2, 2]"], "fn_name": "double"},
         {"calls": [{"function": "double", "args": [(1,)], "expected": (1, 1)}]},
+        {"inputs": [], "outputs": [], "test_cases": ["assert double(1) == 2"]},
     ]
     for form in forms:
         verdict = judged(plain, f"Here it is:\n```python\n{double}\n```", form)
@@ -324,6 +325,9 @@ def test_a_fault_of_the_sandbox_is_a_failure(after: int) -> None:
         {"calls": [{"function": "f", "args": [object()], "expected": 1}]},
         {"inputs": ["1"], "outputs": []},
         {"stdin": [5]},
+        {"stdin": [{"input": "", "output": "1"}], "inputs": ["1"], "outputs": []},
+        {"calls": [{"function": "f", "args": [1], "expected": 1}], "input": ["1"]},
+        {"public_tests": "assert f(1) == 1", "inputs": "1", "outputs": "1"},
     ],
 )
 def test_tests_that_cannot_be_used_are_a_failure(plain: PlainSandbox, reference: Any) -> None:

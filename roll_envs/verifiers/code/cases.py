@@ -139,6 +139,8 @@ class _Reader:
 
     def _add_tests(self, row: Mapping[Any, Any], from_json: bool) -> None:
         plan = self.plan
+        # Read first: malformed ones are an error beside other tests, too.
+        calls, runs = _inputs(row)
         if row.get("calls"):
             plan.calls += [_call(item, from_json) for item in row["calls"]]
             return
@@ -159,11 +161,9 @@ class _Reader:
         if texts:
             setup = _text(row, "test_setup_code") or _text(row, "setup")
             plan.asserts += [*map(str, row.get("test_imports") or ()), *([setup] if setup else []), *texts]
-        if _has(row, "inputs") or _has(row, "outputs"):
-            self._add_inputs(row, row.get("inputs"), row.get("outputs"))
-        elif isinstance(row.get("input"), list | tuple):
-            self._add_inputs(row, row["input"], row.get("output"))
-        elif not texts:
+        plan.calls += calls
+        plan.runs += runs
+        if not (texts or calls or runs):
             self.add(next((row[key] for key in _INPUT_OUTPUT if row.get(key)), ""), row, from_json)
 
     def _add_case(self, item: Any, row: Mapping[Any, Any]) -> None:
@@ -179,17 +179,6 @@ class _Reader:
         else:
             self.plan.calls.append(_function_case(name, item.get("input", ""), item["output"]))
 
-    def _add_inputs(self, row: Mapping[Any, Any], inputs: Any, outputs: Any) -> None:
-        usable = all(isinstance(part, Sequence) and not isinstance(part, str) for part in (inputs, outputs))
-        if not usable or len(inputs) != len(outputs):
-            raise Unusable("'inputs' and 'outputs' must be lists of the same length")
-        name = _function_of(row)
-        for given, wanted in zip(inputs, outputs, strict=True):
-            if name:
-                self.plan.calls.append(_function_case(name, given, wanted))
-            else:
-                self.plan.runs.append(Run(stdin=_lines(given), output=_lines(wanted)))
-
 
 def _pickled_text(data: bytes) -> str:
     """The text that a pickle holds, which is not run: beside it stand a protocol, a length and a place to keep it."""
@@ -198,6 +187,23 @@ def _pickled_text(data: bytes) -> str:
     if len(texts) != 1 or steps[-1][0].name != "STOP":
         raise Unusable("the compressed tests hold something other than a text; only text is read")
     return str(texts[0])
+
+
+def _inputs(row: Mapping[Any, Any]) -> tuple[list[Call], list[Run]]:
+    """The tests in columns of inputs and outputs."""
+    inputs: Any = row.get("inputs")
+    outputs: Any = row.get("outputs")
+    if not (_has(row, "inputs") or _has(row, "outputs")):
+        inputs, outputs = row.get("input"), row.get("output")
+        if not isinstance(inputs, list | tuple):
+            return [], []
+    usable = all(isinstance(part, Sequence) and not isinstance(part, str) for part in (inputs, outputs))
+    if not usable or len(inputs) != len(outputs):
+        raise Unusable("'inputs' and 'outputs' must be lists of the same length")
+    pairs, name = list(zip(inputs, outputs, strict=True)), _function_of(row)
+    if name:
+        return [_function_case(name, given, wanted) for given, wanted in pairs], []
+    return [], [Run(stdin=_lines(given), output=_lines(wanted)) for given, wanted in pairs]
 
 
 def _has(reference: Mapping[Any, Any], key: str) -> bool:
