@@ -153,7 +153,7 @@ MALFORMED = [
     ),
     ("fenced", "```tool\n```", "the block is empty"),
     ("fenced", "```tool\nadd(1)\n```", "the block is malformed: expecting value at character 0"),
-    ("fenced", '```tool\n{"name": "add"}, 5\n```', "may follow a call, not ', 5"),
+    ("fenced", '```tool\n{"name": "add"}, 5\n```', "follows a call; write\n```tool\n"),
 ]
 
 
@@ -164,6 +164,11 @@ def test_a_malformed_call_says_what_is_wrong(name: str, text: str, reason: str) 
     assert len(bad) == 1, found
     assert reason in bad[0].reason
     assert len(bad[0].reason) < 400
+
+
+def test_a_call_with_text_behind_it_in_its_block_is_not_run() -> None:
+    text = '```tool\n{"name": "add"}\n{"name": "add"} and so on\n```'
+    assert [type(call) for call in TOOL_FORMATS["fenced"].parse(text, SPECS)] == [ToolCall, BadCall]
 
 
 NO_CALLS = [

@@ -14,7 +14,7 @@ import ast
 import json
 import keyword
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -152,27 +152,24 @@ def _llama_objects(text: str) -> Iterable[Call]:
     first = read_json(text, start)
     meant = looks_like_a_call(text, start) if first.problem else has_the_keys_of_a_call(first.value)
     # Some other JSON is an answer to the task.
-    return _objects(text, start, _ENDS, "the call", _LLAMA_FORM, between=";") if meant else ()
+    return _objects(text, start) if meant else ()
 
 
-def _objects(
-    text: str, at: int, end: re.Pattern[str], what: str, form: str, between: str = ""
-) -> Generator[Call, None, int]:
-    """The calls of JSON objects one after the other, up to the ``end``; and where reading stopped."""
-    while end.match(text, at) is None:
+def _objects(text: str, at: int) -> Iterator[Call]:
+    """JSON objects one after the other, with ``;`` or whitespace between them, up to the end of the text."""
+    while _ENDS.match(text, at) is None:
         read = read_json(text, at)
         at = skip_space(text, read.end)
         if read.problem:
-            yield BadCall(reason=f"{what} is malformed: {read.problem}; write {form}")
-            break
-        yield call_of(read.value, form)
-        if between and text.startswith(between, at):
-            at = skip_space(text, at + len(between))
-        if end.match(text, at) is None and not text.startswith("{", at):
+            yield BadCall(reason=f"the call is malformed: {read.problem}; write {_LLAMA_FORM}")
+            return
+        yield call_of(read.value, _LLAMA_FORM)
+        if text.startswith(";", at):
+            at = skip_space(text, at + 1)
+        if _ENDS.match(text, at) is None and not text.startswith("{", at):
             found = clip(text[at : at + 20])
-            yield BadCall(reason=f"only another call may follow a call, not {found!r}; write {form}")
-            break
-    return at
+            yield BadCall(reason=f"only another call may follow a call, not {found!r}; write {_LLAMA_FORM}")
+            return
 
 
 def mistral_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
@@ -216,7 +213,7 @@ def openai_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterable[Call]:
     return calls_of_list(calls, _OPENAI_FORM) if calls else ()
 
 
-_FENCE = re.compile(r"```|\Z")
+_FENCE = "```"
 _OPENING = re.compile(r"^```tool[ \t]*\r?\n", re.MULTILINE)
 _FENCED_FORM = FORMS["fenced"].form
 
@@ -226,10 +223,20 @@ def fenced_calls(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
     opening = _OPENING.search(text)
     while opening is not None:
         at = skip_space(text, opening.end())
-        if text.startswith("```", at):
-            yield BadCall(reason=f"the block is empty; write {_FENCED_FORM}")
+        if text.startswith(_FENCE, at):
+            yield BadCall(reason=f"the block is empty; write\n{_FENCED_FORM}")
+        while at < len(text) and not text.startswith(_FENCE, at):
+            read = read_json(text, at)
+            at = skip_space(text, read.end)
+            if read.problem:
+                yield BadCall(reason=f"the block is malformed: {read.problem}; write\n{_FENCED_FORM}")
+                break
+            if at < len(text) and not text.startswith((_FENCE, "{"), at):
+                yield BadCall(reason=f"{clip(text[at : at + 20])!r} follows a call; write\n{_FENCED_FORM}")
+                break
+            yield call_of(read.value, _FENCED_FORM)
         # From where reading stopped, so that every character is read once.
-        opening = _OPENING.search(text, (yield from _objects(text, at, _FENCE, "the block", _FENCED_FORM)))
+        opening = _OPENING.search(text, at)
 
 
 _PYTHONIC_FORM = FORMS["llama-pythonic"].form
