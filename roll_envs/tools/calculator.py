@@ -178,6 +178,8 @@ def _power(a: Number, b: Number) -> Number:
             return _whole_power(root, b.numerator)
     if a < 0:
         raise CalculatorError("a negative number to a broken power is not a real number")
+    if a == 0 and b < 0:  # a Decimal would be infinite
+        raise ZeroDivisionError
     return _rounded(a) ** _rounded(b)
 
 

@@ -90,6 +90,7 @@ def test_values(expression: str, value: str) -> None:
         ("1 / 0", "division by zero"),
         ("1 % 0", "division by zero"),
         ("0 ** -1", "division by zero"),
+        ("0 ** -0.7 + 1", "division by zero"),
         ("sqrt(-1)", "not a real number"),
         ("(-8) ** 0.5", "not a real number"),
         ("ln(0)", "above 0"),
