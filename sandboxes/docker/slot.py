@@ -9,18 +9,21 @@ processors of PID 1, which has the same user.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import io
+import json
 import secrets
+import select
+import struct
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Isolation, Limits
-from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError, Reply
 from sandboxes.docker.engine import Engine, Plan, Shape
 from sandboxes.docker.inside.pid1 import MOST_RESIDUE
 from sandboxes.local.inside import seccomp, wire
@@ -71,6 +74,121 @@ def judge(info: Mapping[str, Any], facts: Mapping[str, Any], *, runtime: str | N
 
 _UNROUTED = frozenset({"tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0"})
 """Network devices that some kernels create in every network namespace, down and without an address."""
+
+
+CHUNK = 1 << 18
+LAST_WORDS_S = 1.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Reply:
+    """The result and the output of one request."""
+
+    result: dict[str, Any] = field(default_factory=dict)
+    out: bytearray = field(default_factory=bytearray)
+    err: bytearray = field(default_factory=bytearray)
+    files: dict[str, bytearray] = field(default_factory=dict)
+    content: bytearray = field(default_factory=bytearray)
+    """Of the file that arrives now."""
+
+
+class Channel:
+    """The two directions of a container's attached streams, with a deadline on every wait; for one thread at a time.
+
+    What comes from the container is wrapped twice: by the engine, which marks stdout and stderr, and, on stdout, by
+    PID 1 (see ``inside.pid1``).
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._socket = getattr(stream, "_sock", stream)  # the SDK wraps unix and tcp sockets in a file
+        self._engine_bytes = bytearray()
+        self._bytes = bytearray()
+        self._stderr = bytearray()
+
+    @property
+    def idle(self) -> bool:
+        """Whether the connection is open and no unexpected bytes have arrived."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not self._bytes and not self._engine_bytes and not poll.poll(0)
+
+    def request(
+        self, header: Mapping[str, Any], body: Sequence[bytes], *, deadline: float, before: Sequence[bytes] = ()
+    ) -> Reply:
+        """Send a request and read its reply; ``deadline`` is of ``time.monotonic``, ``before`` is sent first.
+
+        Raises ``TimeoutError`` at the deadline, and ``ConnectionError``, with the last output on stderr, where the
+        container or the connection to it is gone. PID 1 writes nothing before it has read the whole request, so the two
+        never wait for each other.
+        """
+        text = json.dumps(header).encode()
+        reply = Reply()
+        try:
+            self._allow_until(deadline)
+            # One write, so that each process on the way is woken once.
+            self._socket.sendall(b"".join([*before, struct.pack("!I", len(text)), text, *body]))
+            while not reply.result:
+                self._take_frame(reply, deadline)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            until = min(deadline, time.monotonic() + LAST_WORDS_S)
+            with contextlib.suppress(OSError):  # the reason may be on stderr
+                while time.monotonic() < until:
+                    self._receive(until)
+            said = self._stderr.decode("utf-8", "replace").strip()
+            raise ConnectionError(said or str(error)) from error
+        if reply.result.get("id") != header["id"]:
+            raise ConnectionError(f"an answer to another request ({reply.result.get('id')!r})")
+        return reply
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _take_frame(self, reply: Reply, deadline: float) -> None:
+        kind, length = struct.unpack("!cI", self._read(5, deadline))
+        sinks = {b"o": reply.out, b"e": reply.err, b"f": reply.content}
+        if kind not in (*sinks, b"n", b"r"):
+            raise ConnectionError(f"not a frame: {kind!r} and {bytes(self._bytes[:40])!r}")
+        content = self._read(length, deadline)
+        if kind == b"n":
+            reply.content = reply.files[content.decode()] = bytearray()
+        elif kind == b"r":
+            reply.result = json.loads(content)
+        else:
+            sinks[kind] += content
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        """From standard output of the container."""
+        while len(self._bytes) < count:
+            self._receive(deadline)
+        content = bytes(self._bytes[:count])
+        del self._bytes[:count]
+        return content
+
+    def _receive(self, deadline: float) -> None:
+        """Wait for bytes and remove the engine's framing. Raises ``OSError`` at the end of the connection."""
+        self._allow_until(deadline)
+        piece = self._socket.recv(CHUNK)
+        if not piece:
+            raise ConnectionError
+        buffer = self._engine_bytes
+        buffer += piece
+        while len(buffer) >= 8:
+            # Stream number (1 stdout, 2 stderr), three zero bytes, length, content.
+            kind, length = struct.unpack_from("!BxxxI", buffer)
+            if len(buffer) < 8 + length:
+                break
+            content = buffer[8 : 8 + length]
+            del buffer[: 8 + length]
+            if kind == 1:
+                self._bytes += content
+            else:
+                self._stderr = (self._stderr + content)[-4000:]
+
+    def _allow_until(self, deadline: float) -> None:
+        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
 
 
 START_S = 30.0
@@ -160,7 +278,8 @@ class ContainerSlot:
     def run(self, order: Order, wall_s: float) -> Ended:
         payload = wire.pack(order.head, order.blobs)
         header = {"show_work": bool(order.fetch), "fetch": order.fetch, "max_bytes": FETCH_BYTES}
-        ended = self._bounded("run", header, order.limits, [payload, [order.stdin]], wall_s)
+        self._set_memory(order.limits)
+        ended = self._bounded("run", header, asdict(order.limits), [payload, [order.stdin]], wall_s)
         self._broken |= self._used_up
         return ended
 
@@ -169,15 +288,14 @@ class ContainerSlot:
         self._simple("session", {**head, "limits": asdict(limits)})
 
     def cell(self, number: int, source: bytes, limits: Limits) -> Ended:
+        bounds = asdict(limits)
         try:
             self._set_memory(limits)
         except SandboxError:
             if limits.memory_mb > self._memory_mb:
                 raise
-            held = {"limits": {**asdict(limits), "held": True}, "serial": number, "flood": 0}
-            told = self._request("cell", held, [[source]], wall_s=HELPER_S)
-            return Ended(report=None if told is None else told.result, oom=1)
-        return self._bounded("cell", {"serial": number}, limits, [[source]], limits.wall_s)
+            bounds["held"] = True
+        return self._bounded("cell", {"serial": number}, bounds, [[source]], limits.wall_s)
 
     def write(self, path: str, content: bytes) -> str:
         return str(self._simple("write", {"path": path}, [[content]]).result.get("text", ""))
@@ -201,12 +319,11 @@ class ContainerSlot:
             self._memory_mb = limits.memory_mb
 
     def _bounded(
-        self, order: str, header: dict[str, Any], limits: Limits, parts: list[list[bytes]], wall_s: float
+        self, order: str, header: dict[str, Any], limits: dict[str, Any], parts: list[list[bytes]], wall_s: float
     ) -> Ended:
         """A request that runs a program."""
         started = time.monotonic()
-        self._set_memory(limits)
-        header |= {"limits": asdict(limits), "flood": FLOOD * max(limits.output_bytes, 1 << 20)}
+        header |= {"limits": limits, "flood": FLOOD * max(limits["output_bytes"], 1 << 20)}
         reply = self._request(order, header, parts, wall_s=wall_s)
         if reply is None:
             return Ended(oom=1, wall_s=time.monotonic() - started)
@@ -254,12 +371,12 @@ class ContainerSlot:
         body = [piece for part in parts for piece in part]
         try:
             reply = self._channel.request(header, body, deadline=time.monotonic() + wall_s + GRACE_S, before=before)
-        except ChannelTimeoutError:
+        except TimeoutError:
             self._broken = True
             raise SandboxError(
                 f"container {self.id[:12]} did not answer to {order!r} within {wall_s + GRACE_S:g} s"
             ) from None
-        except ChannelClosedError as error:
+        except OSError as error:
             self._broken = True
             state = self._engine.state(self._spawned)
             if state.get("OOMKilled"):
