@@ -65,7 +65,7 @@ async def run_code(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answ
     notes = [body["message"]] if body["message"] else []
     if form.run_timeout > limits.wall_s:
         notes.append(f"run_timeout {form.run_timeout:g} was cut to {limits.wall_s:g} (--max-run)")
-    return Answer(body={**body, "message": "; ".join(notes)}, outcome=body["status"])
+    return Answer({**body, "message": "; ".join(notes)}, outcome=body["status"])
 
 
 def fusion_program(form: RunCodeForm, pool: Pool, settings: Settings) -> tuple[Program, Limits]:
@@ -196,7 +196,7 @@ async def run_jupyter(pool: Pool, settings: Settings, data: dict[str, Any]) -> A
         body = await pool.run(job, wait_s=settings.queue_timeout_s, work_s=total_s)
     except SandboxError as error:
         body = _body("SandboxError", message=str(error), driver=None, cells=[])
-    return Answer(body=body, outcome=body["status"])
+    return Answer(body, outcome=body["status"])
 
 
 def _run_cells(

@@ -85,7 +85,7 @@ async def submit(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer
         raise Refusal(400, "unsupported", message)
     check_code(form.completion, settings, "completion")
     body = await KINDS[kind](pool, settings, form, row)
-    return Answer(body=body, outcome="accepted" if body["accepted"] else "rejected")
+    return Answer(body, outcome="accepted" if body["accepted"] else "rejected")
 
 
 def extract_code(completion: str, language: str) -> tuple[str, str]:
