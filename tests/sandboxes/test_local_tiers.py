@@ -15,7 +15,7 @@ from sandboxes.local.inside.root import mount_point
 
 @pytest.fixture
 def no_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandboxes.local.tiers.find_cgroup_parent", lambda: (None, "this is a test"))
+    monkeypatch.setattr("sandboxes.local.sandbox.find_cgroup_parent", lambda: (None, "this is a test"))
 
 
 @pytest.fixture
