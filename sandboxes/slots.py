@@ -19,9 +19,8 @@ from pydantic import Field
 from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
 from roll_envs.recent import Recent
 from roll_envs.sandbox import SANDBOX_CPUS, Language, Limits, Program, RunResult, Sandbox, SandboxSession
-from sandboxes.languages import BINARY, ROWS
 from sandboxes.pool import NotBegunError, Pool, Slot
-from sandboxes.programs import Order, Place, check_limits, check_path, compile_order, order, session_head
+from sandboxes.programs import BINARY, ROWS, Order, Place, check_limits, check_path, compile_order, order, session_head
 
 Slots = Annotated[int, Field(ge=1, le=1024)]
 T = TypeVar("T")

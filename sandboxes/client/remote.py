@@ -20,7 +20,7 @@ from roll_envs.background import EventLoopThread
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, RunStatus, Sandbox, SandboxSession
 from sandboxes.client.retrying import Deadline, RetryingClient, TransientError, said
-from sandboxes.languages import FUSION_OF, longest_s
+from sandboxes.programs import FUSION_OF, longest_s
 from sandboxes.service.wire import VERSION, decode_bytes, dump, encode_bytes, load
 
 UNKNOWN = Isolation(tier="unknown", layers=(), missing=())

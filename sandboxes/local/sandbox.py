@@ -26,7 +26,7 @@ from .host import (
     readable_parts,
     view_of_host,
 )
-from .inside import landlock, seccomp
+from .inside import seccomp, workspace
 from .inside.kernel import MACHINE
 from .slot import LocalSlot
 
@@ -139,7 +139,7 @@ def _without_namespaces(view: View, place: CgroupParent | None, lacking: str) ->
     counted = _CGROUP if place is not None else ("memory-watchdog",)
     layers = (*_ALWAYS, *(("own-user",) if own_user else ()), *counted, "files-watchdog", "landlock")
     missing = (*_JAIL, *(() if own_user else ("own-user",)), *(() if place is not None else _CGROUP))
-    refused = "" if landlock.abi() else "this kernel has no Landlock, or does not use it"
+    refused = "" if workspace.landlock_abi() else "this kernel has no Landlock, or does not use it"
     # Processes of a run are found by these lists, which need CONFIG_PROC_CHILDREN.
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
         refused = "the kernel does not list children"
@@ -147,7 +147,7 @@ def _without_namespaces(view: View, place: CgroupParent | None, lacking: str) ->
         on_host=True,
         anonymous_memory=place is not None,
         # Signals to other users' processes are refused by the kernel; with the caller's own user only Landlock can.
-        signals=own_user or landlock.abi() >= landlock.SIGNALS_ABI,
+        signals=own_user or workspace.landlock_abi() >= workspace.SIGNALS_ABI,
         # The caller's files could be changed by chmod and the like, which Landlock does not restrict.
         attributes=own_user,
     )

@@ -19,7 +19,7 @@ import pydantic
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, explained
-from sandboxes.languages import FUSION_NAMES
+from sandboxes.programs import FUSION_NAMES
 from sandboxes.service.messages import Answer, Refusal, check_code, check_paths, fill, read_files
 from sandboxes.service.pool import Pool
 from sandboxes.service.settings import Settings

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from roll_envs.errors import DeadlineExceededError, RollError, SandboxError
 from roll_envs.sandbox import Isolation, Limits, Program, RunResult, Sandbox, explained
-from sandboxes.languages import longest_s
+from sandboxes.programs import longest_s
 from sandboxes.service.settings import Settings
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ import pydantic
 
 from roll_envs.errors import SandboxError
 from roll_envs.verifiers.extract import FENCE_WORDS, fences
-from sandboxes.languages import FUSION_NAMES, FUSION_OF, ROWS
+from sandboxes.programs import FUSION_NAMES, FUSION_OF, ROWS
 from sandboxes.service.fusion import MOST_SHOWN, RunCodeForm, execute, fusion_program
 from sandboxes.service.messages import Answer, Refusal, check_code, fill, parse_json
 from sandboxes.service.pool import Pool

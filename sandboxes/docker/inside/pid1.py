@@ -35,8 +35,7 @@ from sandboxes.local.inside import kernel, wire
 from sandboxes.local.inside.files import open_plain, wipe
 from sandboxes.local.inside.launch import Jail, Untrusted
 from sandboxes.local.inside.program import Script
-from sandboxes.local.inside.runs import Runs, report_fault
-from sandboxes.local.inside.session import serve_session
+from sandboxes.local.inside.runs import Runs, report_fault, serve_session
 
 TOOLS = ("bash", "g++", "node", "javac", "go", "rustc", "tsc")
 _NOT_OF_THE_IMAGE = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_")

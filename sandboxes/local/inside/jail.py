@@ -16,7 +16,6 @@ from . import kernel
 from .cgroup import Cgroup
 from .files import WORK
 from .launch import Jail
-from .process_tree import descendants, tasks_of
 from .root import RUN_FILESYSTEM, inodes, mount_proc, mount_run_filesystem, resize_run_filesystem
 from .seccomp import PRIVATE
 from .workspace import Workspace
@@ -57,7 +56,7 @@ class Watchdog:
             # 1 is init, which is trusted and whose memory does not count.
             pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         else:
-            pids = sorted(descendants())
+            pids = sorted(kernel.descendants())
         if self._memory is not None:
             used = self._sum(pids, exact=False)
             if used > self._memory:
@@ -145,7 +144,7 @@ class LocalJail(Jail):
         kernel.subreaper()  # no process of the run gets away by losing its parent
         self.workspace.make_folders()
         # The kernel does not enforce RLIMIT_NPROC for root.
-        self._others = 0 if self.workspace.own_user or os.getuid() == 0 else tasks_of(os.getuid())
+        self._others = 0 if self.workspace.own_user or os.getuid() == 0 else kernel.tasks_of(os.getuid())
 
     def _make_file_system(self) -> None:
         # Before the cgroup namespace is made below, whose root is the group that the process is in then.

@@ -19,7 +19,6 @@ from typing import Any
 from . import kernel, wire
 from .cgroup import remove_folders
 from .launch import Untrusted
-from .process_tree import kill_all
 from .workspace import Workspace
 from .zygote import Zygote
 
@@ -91,7 +90,7 @@ def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.soc
 def _clean_up(plan: Mapping[str, Any]) -> None:
     """Remove what the owner made for the slot, when all that could use it has ended."""
     if plan["workspace"] is not None:  # without a PID namespace its processes outlive the jail's first process
-        kill_all()
+        kernel.kill_all()
         Workspace(plan["workspace"]).remove()
     with contextlib.suppress(ChildProcessError):
         while True:

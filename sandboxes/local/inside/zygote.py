@@ -20,11 +20,9 @@ from . import kernel, wire
 from .cgroup import Cgroup
 from .jail import RUN_USER, LocalJail
 from .launch import Untrusted
-from .process_tree import kill_all
 from .program import Script
 from .root import build_tree, enter_tree
-from .runs import GoneError, Runs, SocketLink, report_fault, serve_runs
-from .session import serve_session
+from .runs import GoneError, Runs, SocketLink, report_fault, serve_runs, serve_session
 from .workspace import Workspace
 
 _NAMESPACES = (
@@ -239,7 +237,7 @@ class Zygote:
             os.close(ended)
             status = os.waitpid(init, 0)[1]
             if self._workspace is not None:
-                kill_all()  # init was killed, perhaps before it could kill these
+                kernel.kill_all()  # init was killed, perhaps before it could kill these
         report: dict[str, Any] = {"event": "gone", "serial": link.serial, "status": status}
         if self._cgroup is not None:
             report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
