@@ -49,12 +49,11 @@ def read_plain(fd: int, most: int) -> bytes | str:
         return file.read(size) if size <= most else f"it is longer than max_bytes={most}"
 
 
-def _readable(timeout_s: float, *channels: socket.socket) -> list[int]:
+def _readable(timeout_s: float, channel: socket.socket) -> bool:
     """Wait for a message; with ``poll``, since the caller may have more descriptors than ``select`` can take."""
     poll = select.poll()
-    for channel in channels:
-        poll.register(channel, select.POLLIN)
-    return [fd for fd, _ in poll.poll(1000 * max(0.0, timeout_s))]
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(1000 * max(0.0, timeout_s)))
 
 
 def _fetch(folder: int, names: Sequence[str]) -> dict[str, bytes]:
@@ -156,14 +155,14 @@ class LocalSlot:
             if cpus:  # before it is told to begin; what it starts inherits it
                 os.sched_setaffinity(self._supervisor.pid, cpus)
             wire.send(control, {**plan, "cgroup": dict(cgroup), "owner": os.getpid()})
-            message: Mapping[str, Any] | None = {"event": "fault", "text": f"no sign of life within {START_S:g} s"}
-            if _readable(START_S, control):
-                message, _ = wire.receive(control)
+            reason = f"no sign of life within {START_S:g} s"
+            if _readable(START_S, work):
+                message, _ = wire.receive(work)
+                reason = "it ended" if message is None else message.get("text", "")
         except OSError:
-            message = {"event": "fault", "text": f"the sandbox's own process ended at once ({python} -S -c ...)"}
-        if message is None or message["event"] != "up":
+            reason = f"the sandbox's own process ended at once ({python} -S -c ...)"
+        if reason:
             self.close()
-            reason = "it ended" if message is None else message["text"]
             raise SandboxError(f"the jail could not be made: {reason}")
 
     def run(self, order: Order, wall_s: float) -> Ended:
@@ -243,25 +242,26 @@ class LocalSlot:
         """The answer to an order that involves no program."""
         deadline = time.monotonic() + timeout_s
         while True:
-            ready = _readable(deadline - time.monotonic(), self._work, self._control)
-            if not ready:
+            if not _readable(deadline - time.monotonic(), self._work):
                 self._fail(f"no answer within {timeout_s:g} s")
-            if self._work.fileno() in ready:
-                return self._receive(self._work)
-            self._gone = self._receive(self._control)[0]["serial"]
-            if self._gone >= self._serial:
+            message, fds = self._receive()
+            if message["event"] != "gone":
+                return message, fds
+            if self._gone == self._serial:
                 self._fail("the session has ended, because its first process was killed", begun=False)
 
-    def _receive(self, channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
         """The next message; fails where none can come, or where it says that the jail failed."""
         try:
-            message, fds = wire.receive(channel)
+            message, fds = wire.receive(self._work)
         except OSError as error:
             self._fail(f"its channel broke ({error.strerror})")
         if message is None:
-            self._fail("its first process ended" if channel is self._control else "it ended")
+            self._fail("it ended")
         if message["event"] == "fault":
             self._fail(message["text"], begun=message.get("begun", True))
+        if message["event"] == "gone":  # the init of this order, or still of the last
+            self._gone = message["serial"]
         return message, fds
 
     def _wait_for_end(self, output: Output, wall_s: float, stop: Callable[[], None]) -> Ended:
@@ -269,7 +269,7 @@ class LocalSlot:
         started = time.monotonic()
         ended, self._folder = Ended(), None
         poll = select.poll()
-        for fd in (*output.readers, self._work.fileno(), self._control.fileno()):
+        for fd in (*output.readers, self._work.fileno()):
             poll.register(fd, select.POLLIN)
         deadline = started + wall_s
         while ended.report is None and self._gone < self._serial:
@@ -287,10 +287,8 @@ class LocalSlot:
                 if fd in output.readers:
                     if output.read(fd) == 0:
                         poll.unregister(fd)
-                elif fd == self._work.fileno():
-                    self._read_report(ended)
                 else:
-                    self._read_control(ended)
+                    self._read_report(ended)
         ended.wall_s = time.monotonic() - started
         output.drain()
         ended.stdout, ended.stderr = (bytes(part) for part in output.kept)
@@ -309,29 +307,22 @@ class LocalSlot:
         deadline = time.monotonic() + GRACE_S
         with contextlib.suppress(SandboxError):  # which has closed the slot
             while self._gone < self._serial:
-                if not _readable(deadline - time.monotonic(), self._control):
+                if not _readable(deadline - time.monotonic(), self._work):
                     self._fail("its programs could not be killed")
-                self._gone = self._receive(self._control)[0]["serial"]
-            while _readable(0.0, self._work):
-                for fd in self._receive(self._work)[1]:  # of late messages that no caller waits for
+                for fd in self._receive()[1]:  # of late messages that no caller waits for
                     os.close(fd)
 
     def _read_report(self, ended: Ended) -> None:
-        ended.report, fds = self._receive(self._work)
-        self._folder = fds[0] if fds else None
-        ended.oom, ended.peak = ended.report["oom"], ended.report["peak"]
-
-    def _read_control(self, ended: Ended) -> None:
-        message, _ = self._receive(self._control)
-        self._gone = message["serial"]
-        if self._gone == self._serial and ended.report is None:
-            while ended.report is None and _readable(0.0, self._work):
-                self._read_report(ended)  # its report may have arrived before the notice of its end
-            ended.oom = max(ended.oom, message.get("oom", 0))
-            if ended.peak is None:
-                ended.peak = message.get("peak")
-            if ended.report is None and not ended.killed_for and not ended.oom:
-                self._fail(f"init ended unasked (status {message['status']})")
+        """The report of init, or, where it was killed, of the zygote, which comes after it."""
+        message, fds = self._receive()
+        if message["event"] != "gone":
+            ended.report = message
+            self._folder = fds[0] if fds else None
+        elif self._gone < self._serial:
+            return
+        ended.oom, ended.peak = message.get("oom", 0), message.get("peak")
+        if ended.report is None and not ended.killed_for and not ended.oom:
+            self._fail(f"init ended unasked (status {message['status']})")
 
     def _fail(self, reason: str, *, begun: bool = True) -> NoReturn:
         self.close()

@@ -36,7 +36,7 @@ def main() -> None:
         raise
     except BaseException as error:
         with contextlib.suppress(OSError):
-            wire.send(control, {"event": "fault", "text": wire.describe(error)})
+            wire.send(work, {"event": "fault", "text": wire.describe(error)})
         # 70 and 71 are EX_SOFTWARE and EX_OSERR of sysexits.h; the caller reads the message, not the code.
         raise SystemExit(70) from None
 
@@ -146,7 +146,7 @@ def _become_zygote(
                 os.write(supervisor, b"%d" % child)
                 os._exit(0)
     except BaseException as error:
-        wire.send(control, {"event": "fault", "text": wire.describe(error)})
+        wire.send(work, {"event": "fault", "text": wire.describe(error)})
         os._exit(71)
     zygote.serve()
 

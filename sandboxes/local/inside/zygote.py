@@ -85,7 +85,7 @@ class Zygote:
         code = 71
         try:
             self._enter()
-            wire.send(self._control, {"event": "up"})
+            wire.send(self._link.work, {"event": "up"})
             self._loop()
             code = 0
         except Untrusted:
@@ -94,7 +94,7 @@ class Zygote:
             code = 0
         except BaseException as error:
             with contextlib.suppress(OSError):
-                wire.send(self._control, {"event": "fault", "text": wire.describe(error)})
+                wire.send(self._link.work, {"event": "fault", "text": wire.describe(error)})
         os._exit(code)
 
     def _enter(self) -> None:
@@ -242,7 +242,7 @@ class Zygote:
         if self._cgroup is not None:
             report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
         with contextlib.suppress(OSError):
-            wire.send(self._control, report)
+            wire.send(self._link.work, report)
         return status if os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, _RAN) else None
 
 
