@@ -152,10 +152,10 @@ def loopback_up() -> None:
         fcntl.ioctl(probe, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: IFF_UP | IFF_RUNNING
 
 
-def open_beneath(folder: int, path: str, flags: int, mode: int = 0) -> int:
+def open_beneath(folder: int, path: str, flags: int) -> int:
     """Open ``path`` below the open folder; fails with ELOOP or EXDEV where a link or ``..`` is on the way."""
     resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
-    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, resolve)  # no mode: nothing is made
     return system_call(f"open {path}", _OPENAT2, folder, os.fsencode(path), how, len(how))
 
 

@@ -55,7 +55,7 @@ class Link(Protocol):
 class SocketLink:
     """A link within this machine.
 
-    ``control``: of the zygote, on which the order to kill run ``serial`` comes; ``alive``: a pipe that hangs up when
+    ``control``: of the zygote, on which the order to kill run ``serial`` comes; ``alive``: a socket that hangs up when
     the supervisor ends. Without them an init waits for the order "stop" among its other orders.
     """
 

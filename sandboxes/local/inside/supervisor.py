@@ -71,12 +71,17 @@ def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.soc
         _clean_up(plan)
         raise SystemExit(0)
     kernel.subreaper()
-    # Never written to: the jail notices by its hang-up that the supervisor has ended.
-    alive_read, alive_write = os.pipe()
-    jail = _start_jail(plan, control, work, alive_read, (alive_write, owner))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        os.close(owner)
+        _become_zygote(plan, control, work, theirs.detach())
+    theirs.close()
+    # ``ours`` stays open: the jail notices by its hang-up that the supervisor has ended.
+    jail = child if plan["workspace"] is not None else _follow(child, plan, ours)
     control.close()
     work.close()
-    os.close(alive_read)
     jail_fd = os.pidfd_open(jail)
     poll = select.poll()
     for fd in (owner, jail_fd):
@@ -98,38 +103,23 @@ def _clean_up(plan: Mapping[str, Any]) -> None:
     remove_folders(plan["cgroup"].values())
 
 
-def _start_jail(
-    plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int, private: tuple[int, ...]
-) -> int:
-    """Fork the zygote, twice where it gets namespaces: ``unshare(CLONE_NEWPID)`` applies to the next child only.
+def _follow(child: int, plan: Mapping[str, Any], ours: socket.socket) -> int:
+    """Wait until ``child`` has forked the zygote: ``unshare(CLONE_NEWPID)`` applies to the next child only.
 
     The process between ends at once, and the zygote becomes a child of the supervisor, which is its subreaper.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    child = os.fork()
-    if child == 0:
-        ours.close()
-        for fd in private:
-            os.close(fd)
-        _become_zygote(plan, control, work, alive, theirs.detach())
-    theirs.close()
-    with ours:
-        if plan["workspace"] is not None:
-            return child
+    said = ours.recv(64)
+    if said == b"map":
+        _write_ids(child, plan["ids"])
+        ours.send(b"mapped")
         said = ours.recv(64)
-        if said == b"map":
-            _write_ids(child, plan["ids"])
-            ours.send(b"mapped")
-            said = ours.recv(64)
     os.waitpid(child, 0)
     if not said:
         raise SystemExit(71)  # the reason has been sent already
     return int(said)
 
 
-def _become_zygote(
-    plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int, supervisor: int
-) -> None:
+def _become_zygote(plan: Mapping[str, Any], control: socket.socket, work: socket.socket, supervisor: int) -> None:
     """Say to the supervisor "map" when this process waits for its id maps, then the process id of the zygote."""
 
     def ask_for_ids() -> None:  # only a process outside the user namespace may map several
@@ -138,7 +128,7 @@ def _become_zygote(
             raise OSError("the users of the namespace could not be mapped")
 
     try:
-        zygote = Zygote(plan, control, work, alive)
+        zygote = Zygote(plan, control, work, supervisor)
         if plan["workspace"] is None:
             zygote.unshare(ask_for_ids)
             child = os.fork()

@@ -72,11 +72,11 @@ def send(channel: socket.socket, message: Mapping[str, Any], fds: Sequence[int] 
     channel.sendmsg([json.dumps(message).encode()], control, socket.MSG_NOSIGNAL)
 
 
-def receive(channel: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
+def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """One message with its descriptors; ``None`` when the other side is gone."""
     # Room for eight descriptors of four bytes.
     space = socket.CMSG_SPACE(8 * 4)
-    data, control, _, _ = channel.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC | flags)
+    data, control, _, _ = channel.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, content in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -39,7 +39,7 @@ class Zygote:
     def __init__(self, plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int) -> None:
         self._plan = plan
         self._control = control
-        # ``alive`` is a pipe whose other end only the supervisor holds: it hangs up when the supervisor ends.
+        # ``alive`` is a socket whose other end only the supervisor holds: it hangs up when the supervisor ends.
         self._link = SocketLink(work, control, alive)
         self._many_users = plan["ids"] is not None or (
             plan["workspace"] is not None and plan["workspace"]["user"] is not None
