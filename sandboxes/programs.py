@@ -3,12 +3,13 @@ the order for a slot that a :class:`Program` becomes: checked paths, the environ
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
@@ -94,7 +95,7 @@ def check_language(language: str) -> Row:
 
 _MOST_FILES = 4096
 _FILES_PER_MB = 192
-"""Three quarters of what a file system of that size has room for; see ``inside.root.inodes``."""
+"""Three quarters of what a file system of that size has room for; see ``inside.jail.inodes``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,13 +113,13 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """One run of a slot."""
+    """A program, or a cell of a session, for a slot to run."""
 
-    head: Mapping[str, Any]
-    blobs: Sequence[bytes]
+    message: Mapping[str, Any]
+    parts: Sequence[Sequence[bytes]]
+    """Contents that go with the message, each in pieces."""
     limits: Limits
-    fetch: Sequence[str]
-    stdin: bytes
+    fetch: Sequence[str] = ()
 
 
 def check_limits(limits: Limits) -> Limits:
@@ -153,7 +154,7 @@ def _environment(place: Place, extra: Mapping[str, str]) -> dict[str, str]:
     return {**place.environ, **extra}
 
 
-def order(program: Program, limits: Limits, place: Place) -> Order:
+def order(program: Program, limits: Limits, place: Place, binary: bytes | None = None) -> Order:
     """The order to run a program; for compiled languages to run the binary, see :func:`compile_order`."""
     row = _usable(program.language, limits, place)
     for value in program.arguments:
@@ -165,7 +166,7 @@ def order(program: Program, limits: Limits, place: Place) -> Order:
         command = [place.python, "main.py"]
     else:  # a fork of the warm interpreter
         command = []
-    return _order(program, limits, place, command)
+    return _order(program, limits, place, command, {} if binary is None else {BINARY: binary})
 
 
 def _usable(language: Language, limits: Limits, place: Place) -> Row:
@@ -182,7 +183,9 @@ def _usable(language: Language, limits: Limits, place: Place) -> Row:
     return row
 
 
-def _order(program: Program, limits: Limits, place: Place, command: Sequence[str]) -> Order:
+def _order(
+    program: Program, limits: Limits, place: Place, command: Sequence[str], executables: Mapping[str, bytes]
+) -> Order:
     # A lone surrogate, which JSON can carry, is then an error of the program, not of the caller.
     source = program.source.encode("utf-8", "surrogatepass")
     main = ROWS[program.language].main
@@ -203,14 +206,22 @@ def _order(program: Program, limits: Limits, place: Place, command: Sequence[str
         )
     head = {
         "main": main,
-        "files": list(files),
-        "executables": [],
+        "files": [*files, *executables],
+        "executables": list(executables),
         "argv": [*command, *program.arguments] if command else None,
         "arguments": program.arguments,
         "environ": _environment(place, program.environ),
     }
     fetch = [check_path(path, "fetch") for path in program.fetch]
-    return Order(head=head, blobs=[source, *files.values()], limits=limits, fetch=fetch, stdin=program.stdin)
+    payload = pack(head, [source, *files.values(), *executables.values()])
+    message = {"order": "run", "show_work": bool(fetch)}
+    return Order(message=message, parts=[payload, [program.stdin]], limits=limits, fetch=fetch)
+
+
+def pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> list[bytes]:
+    """A payload, ``[length of head: 8 bytes][head: JSON][blobs]``, in pieces; the head says how long each blob is."""
+    text = json.dumps({**head, "lengths": [len(b) for b in blobs]}).encode()
+    return [len(text).to_bytes(8, "little"), text, *blobs]
 
 
 def compile_order(program: Program, limits: Limits, place: Place) -> Order:
@@ -224,11 +235,12 @@ def compile_order(program: Program, limits: Limits, place: Place) -> Order:
         files_mb=max(limits.files_mb, 128),
     )
     asked = Program(source=program.source, language=program.language, files=program.files, fetch=(BINARY,))
-    return _order(asked, roomy, place, row.compiler(place.tools[program.language]))
+    return _order(asked, roomy, place, row.compiler(place.tools[program.language]), {})
 
 
-def session_head(language: Language, limits: Limits, place: Place) -> dict[str, Any]:
-    """The opening order of a session; ``command`` is ``None`` for Python, else it gets the cell's file name."""
+def opening(language: Language, limits: Limits, place: Place) -> dict[str, Any]:
+    """The message that opens a session; ``command`` is ``None`` for Python, else it gets the cell's file name."""
     row = _usable(language, limits, place)
     command = None if language == "python" else row.cell(place.tools[language], limits.memory_mb)
-    return {"command": command, "main": row.main, "environ": _environment(place, {})}
+    given = {"command": command, "main": row.main, "environ": _environment(place, {})}
+    return {"order": "session", **given, "limits": asdict(limits)}

@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from roll_envs.errors import ConfigError, SandboxError
-from roll_envs.sandbox import Isolation, Limits
+from roll_envs.sandbox import Isolation
 from sandboxes.docker.engine import Engine, Plan, Shape
 from sandboxes.docker.inside.pid1 import MOST_RESIDUE
-from sandboxes.local.inside import seccomp, wire
+from sandboxes.local.inside import seccomp
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.pool import Ended, NotBegunError
 from sandboxes.programs import Order
@@ -250,8 +250,9 @@ class ContainerSlot:
         try:
             self._channel = Channel(self._spawned.stream)
             code = _code()
-            hello = {"preload": PRELOADED, "filter": seccomp.build(machine, seccomp.Rules(one_container=True)).hex()}
-            reply = self._request("hello", hello, wall_s=START_S, before=[b"%010d" % len(code), code])
+            calls = seccomp.build(machine, seccomp.Rules(one_container=True)).hex()
+            hello = {"order": "hello", "preload": PRELOADED, "filter": calls}
+            reply = self._request(hello, wall_s=START_S, before=[b"%010d" % len(code), code])
             if reply is None:
                 raise SandboxError(f"PID 1 itself does not fit into {plan.memory_mb} MB; raise Limits.memory_mb")
             self.facts = reply.result
@@ -276,59 +277,22 @@ class ContainerSlot:
         return not self._broken and self._channel.idle
 
     def run(self, order: Order, wall_s: float) -> Ended:
-        payload = wire.pack(order.head, order.blobs)
-        header = {"show_work": bool(order.fetch), "fetch": order.fetch, "max_bytes": FETCH_BYTES}
-        self._set_memory(order.limits)
-        ended = self._bounded("run", header, asdict(order.limits), [payload, [order.stdin]], wall_s)
-        self._broken |= self._used_up
-        return ended
-
-    def open(self, head: Mapping[str, Any], limits: Limits) -> None:
-        self._set_memory(limits)
-        self._simple("session", {**head, "limits": asdict(limits)})
-
-    def cell(self, number: int, source: bytes, limits: Limits) -> Ended:
-        bounds = asdict(limits)
+        whole, bounds = order.message["order"] == "run", asdict(order.limits)
         try:
-            self._set_memory(limits)
+            self._set_memory(order.limits.memory_mb)
         except SandboxError:
-            if limits.memory_mb > self._memory_mb:
+            if whole or order.limits.memory_mb > self._memory_mb:
                 raise
-            bounds["held"] = True
-        return self._bounded("cell", {"serial": number}, bounds, [[source]], limits.wall_s)
-
-    def write(self, path: str, content: bytes) -> str:
-        return str(self._simple("write", {"path": path}, [[content]]).result.get("text", ""))
-
-    def read(self, path: str, max_bytes: int) -> bytes | str:
-        reply = self._simple("read", {"path": path, "max_bytes": max_bytes})
-        if reply.result.get("size", 0) > max_bytes:
-            return f"it is longer than max_bytes={max_bytes}"
-        return str(reply.result["text"]) if "text" in reply.result else bytes(reply.files[""])
-
-    def end(self) -> None:
-        try:
-            self._heed(self._simple("end", {}))
-        except SandboxError:
-            self.close()
-        self._broken |= self._used_up
-
-    def _set_memory(self, limits: Limits) -> None:
-        if limits.memory_mb != self._memory_mb:
-            self._engine.set_memory(self._spawned, limits.memory_mb)
-            self._memory_mb = limits.memory_mb
-
-    def _bounded(
-        self, order: str, header: dict[str, Any], limits: dict[str, Any], parts: list[list[bytes]], wall_s: float
-    ) -> Ended:
-        """A request that runs a program."""
+            bounds["held"] = True  # the session holds more than that
         started = time.monotonic()
-        header |= {"limits": limits, "flood": FLOOD * max(limits["output_bytes"], 1 << 20)}
-        reply = self._request(order, header, parts, wall_s=wall_s)
+        flood = FLOOD * max(order.limits.output_bytes, 1 << 20)
+        message = {**order.message, "limits": bounds, "flood": flood, "fetch": order.fetch, "max_bytes": FETCH_BYTES}
+        reply = self._request(message, order.parts, wall_s=wall_s)
         if reply is None:
             return Ended(oom=1, wall_s=time.monotonic() - started)
         told = reply.result
         self._heed(reply)
+        self._broken |= whole and self._used_up
         return Ended(
             report=told,
             killed_for=told["killed_for"],
@@ -342,21 +306,38 @@ class ContainerSlot:
             files={name: bytes(content) for name, content in reply.files.items()},
         )
 
+    def ask(self, message: Mapping[str, Any], content: bytes | None = None) -> tuple[dict[str, Any], bytes]:
+        if message["order"] == "session":
+            self._set_memory(message["limits"]["memory_mb"])
+        reply = self._simple(message, [] if content is None else [[content]])
+        return reply.result, bytes(reply.files.get("", b""))
+
+    def end(self) -> None:
+        try:
+            self._heed(self._simple({"order": "end"}))
+        except SandboxError:
+            self.close()
+        self._broken |= self._used_up
+
+    def _set_memory(self, memory_mb: int) -> None:
+        if memory_mb != self._memory_mb:
+            self._engine.set_memory(self._spawned, memory_mb)
+            self._memory_mb = memory_mb
+
     def _heed(self, reply: Reply) -> None:
         """Give the container to no other program where its memory might be counted, or its kills be blamed, there."""
         self._used_up |= bool(reply.result.get("oom")) or reply.result.get("residue", 0) > MOST_RESIDUE
 
-    def _simple(self, order: str, header: dict[str, Any], parts: Sequence[Sequence[bytes]] = ()) -> Reply:
+    def _simple(self, message: Mapping[str, Any], parts: Sequence[Sequence[bytes]] = ()) -> Reply:
         """A request that runs no program."""
-        reply = self._request(order, header, parts, wall_s=HELPER_S)
+        reply = self._request(message, parts, wall_s=HELPER_S)
         if reply is None:
             raise SandboxError(f"container {self.id[:12]} was ended by the kernel for want of memory")
         return reply
 
     def _request(
         self,
-        order: str,
-        header: Mapping[str, Any],
+        message: Mapping[str, Any],
         parts: Sequence[Sequence[bytes]] = (),
         *,
         wall_s: float,
@@ -366,8 +347,9 @@ class ContainerSlot:
 
         Raises :class:`SandboxError` when the container ends or is stuck.
         """
+        order = message["order"]
         sizes = [sum(map(len, part)) for part in parts]
-        header = {**header, "id": secrets.token_hex(8), "order": order, "wall_s": wall_s, "parts": sizes}
+        header = {**message, "id": secrets.token_hex(8), "wall_s": wall_s, "parts": sizes}
         body = [piece for part in parts for piece in part]
         try:
             reply = self._channel.request(header, body, deadline=time.monotonic() + wall_s + GRACE_S, before=before)

@@ -48,7 +48,7 @@ _LINKS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """The tree of the jail; see ``inside.root``."""
+    """The tree of the jail; see ``inside.jail``."""
 
     base: str
     binds: tuple[tuple[str, str], ...]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from roll_envs.errors import SandboxError
-from roll_envs.sandbox import Isolation, Limits
+from roll_envs.sandbox import Isolation
 from sandboxes.pool import Ended, NotBegunError
 from sandboxes.programs import Order
 from sandboxes.slots import FETCH_BYTES, FLOOD, chosen_cpus
@@ -42,13 +42,6 @@ GRACE_S = 5.0
 """How long trusted processes may take for their own work, such as to set up a run or to kill one."""
 
 
-def read_plain(fd: int, most: int) -> bytes | str:
-    """All of a plain file through an open descriptor, which is closed; or why not."""
-    with os.fdopen(fd, "rb") as file:
-        size = os.fstat(fd).st_size
-        return file.read(size) if size <= most else f"it is longer than max_bytes={most}"
-
-
 def _readable(timeout_s: float, channel: socket.socket) -> bool:
     """Wait for a message; with ``poll``, since the caller may have more descriptors than ``select`` can take."""
     poll = select.poll()
@@ -59,12 +52,16 @@ def _readable(timeout_s: float, channel: socket.socket) -> bool:
 def _fetch(folder: int, names: Sequence[str]) -> dict[str, bytes]:
     """The plain files among ``names`` below ``folder``, which is closed."""
     files: dict[str, bytes] = {}
+    left = FETCH_BYTES
     try:
         for name in names:
             fd = open_plain(folder, name)
-            content = "" if fd is None else read_plain(fd, FETCH_BYTES - sum(map(len, files.values())))
-            if isinstance(content, bytes):
-                files[name] = content
+            if fd is not None:
+                with os.fdopen(fd, "rb") as file:
+                    size = os.fstat(fd).st_size
+                    if size <= left:
+                        files[name] = file.read(size)
+                        left -= len(files[name])
     finally:
         os.close(folder)
     return files
@@ -166,26 +163,40 @@ class LocalSlot:
             raise SandboxError(f"the jail could not be made: {reason}")
 
     def run(self, order: Order, wall_s: float) -> Ended:
-        self._serial += 1
+        if order.message["order"] == "run":
+            self._serial += 1
+            return self._run(order, wall_s, self._kill)
+        with self._at_work():
+            return self._run(order, wall_s, lambda: self._order({"order": "stop"}))
+
+    def _run(self, order: Order, wall_s: float, stop: Callable[[], None]) -> Ended:
         with contextlib.closing(Output(order.limits.output_bytes)) as output:
-            payload = wire.sealed(*wire.pack(order.head, order.blobs))
-            text = wire.sealed(order.stdin) if order.stdin else os.open("/dev/null", os.O_RDONLY)
-            message = {"order": "run", "limits": asdict(order.limits), "show_work": bool(order.fetch)}
-            self._order(message, [payload, text], output.writers)
+            # In memory files: a message of the channel must not be longer than 64 KB.
+            fds = [wire.sealed(*part) if any(part) else os.open("/dev/null", os.O_RDONLY) for part in order.parts]
+            self._order({**order.message, "limits": asdict(order.limits)}, fds, output.writers)
             output.close_writers()
-            ended = self._wait_for_end(output, wall_s, self._kill)
+            ended = self._wait_for_end(output, wall_s, stop)
         if self._folder is not None:
             try:
                 ended.files = _fetch(self._folder, order.fetch)
             finally:
-                if self._workspace:
-                    self._confirm_fetched()
+                # Without namespaces the next run clears the folder of this one, so init waits until it has been read.
+                with contextlib.suppress(OSError):  # init is gone: the next order finds that out
+                    if self._workspace:
+                        wire.send(self._work, {"order": "fetched"})
         return ended
 
-    def open(self, head: Mapping[str, Any], limits: Limits) -> None:
-        self._serial += 1
-        self._order({"order": "session", **head, "limits": asdict(limits)})
-        self._answer()
+    def ask(self, message: Mapping[str, Any], content: bytes | None = None) -> tuple[dict[str, Any], bytes]:
+        if message["order"] == "session":
+            self._serial += 1
+        with self._at_work():
+            self._order(message, [] if content is None else [wire.sealed(content)])
+            answer, fds = self._answer(GRACE_S if content is None else 30.0)
+        found = b""
+        for fd in fds:
+            with os.fdopen(fd, "rb") as file:
+                found = file.read(answer["size"]) if answer["size"] <= message["max_bytes"] else b""
+        return answer, found
 
     def _weigh(self, *, active: bool) -> None:
         """Share of the processor of a session: as one ordinary process, or, between orders, next to nothing, so that
@@ -202,31 +213,6 @@ class LocalSlot:
             yield
         finally:
             self._weigh(active=False)
-
-    def cell(self, number: int, source: bytes, limits: Limits) -> Ended:
-        with self._at_work(), contextlib.closing(Output(limits.output_bytes)) as output:
-            # In a memory file: a message of the channel must not be longer than 64 KB.
-            payload = wire.sealed(source)
-            self._order({"order": "cell", "serial": number, "limits": asdict(limits)}, [payload], output.writers)
-            output.close_writers()
-            return self._wait_for_end(output, limits.wall_s, lambda: self._order({"order": "stop"}))
-
-    def write(self, path: str, content: bytes) -> str:
-        with self._at_work():
-            self._order({"order": "write", "path": path}, [wire.sealed(content)])
-            message, _ = self._answer(30.0)
-        return str(message.get("text", ""))
-
-    def read(self, path: str, max_bytes: int) -> bytes | str:
-        with self._at_work():
-            self._order({"order": "read", "path": path})
-            message, fds = self._answer()
-        return read_plain(fds[0], max_bytes) if fds else str(message["text"])
-
-    def _confirm_fetched(self) -> None:
-        """Tell init that the files have been read: without namespaces the next run clears the folder of this one."""
-        with contextlib.suppress(OSError):  # init is gone: the next order finds that out
-            wire.send(self._work, {"order": "fetched"})
 
     def _order(self, message: Mapping[str, Any], own: Sequence[int] = (), lent: Sequence[int] = ()) -> None:
         """Send an order with the descriptors ``own``, which are closed, and ``lent``."""

@@ -139,7 +139,7 @@ class Pool:
         self._workers: set[Worker] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop = asyncio.Event()
-        self.draining = self._closed = False
+        self.draining = False
         self.running = 0
         self.isolation: Isolation | None = None
         self.has_pytest = False
@@ -169,7 +169,7 @@ class Pool:
             await self.close()
             raise faults[0]
         for _ in faults:
-            self._spawn(self._replace(0.0))
+            self._spawn(self._replace())
 
     @contextlib.asynccontextmanager
     async def lease(self, timeout_s: float) -> AsyncIterator[Worker]:
@@ -235,7 +235,7 @@ class Pool:
 
         Calling it again does nothing.
         """
-        self.draining = self._closed = True
+        self.draining = True
         self._stop.set()
         for _ in range(self.waiting):
             self._idle.put_nowait(None)
@@ -260,7 +260,7 @@ class Pool:
             raise DeadlineExceededError(f"one of {self.slots} slots", timeout_s) from error
         finally:
             self.waiting -= 1
-        if worker is None or self._closed:
+        if worker is None or self._stop.is_set():
             raise DrainingError("the service has stopped")
         return worker
 
@@ -272,10 +272,11 @@ class Pool:
         self._workers.discard(worker)
         self._restarts.inc()
         self._spawn(worker.close())
-        await self._replace(0.0)
+        await self._replace()
 
-    async def _replace(self, pause_s: float) -> None:
-        while not self._closed:
+    async def _replace(self) -> None:
+        pause_s = 0.0
+        while not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), pause_s * random.uniform(0.5, 1.0))
             try:
@@ -287,7 +288,7 @@ class Pool:
 
     async def _new_worker(self) -> None:
         worker = await self._make_worker()
-        if self._closed:
+        if self._stop.is_set():
             await worker.close()
             return
         self._workers.add(worker)
@@ -309,8 +310,5 @@ class Pool:
 
 async def _discard(making: asyncio.Task[Worker]) -> None:
     """Close a worker whose request has gone, once it has been made."""
-    try:
-        worker = await making
-    except Exception:  # a foreign backend may raise anything; the request that needed it has gone
-        return
-    await worker.close()
+    with contextlib.suppress(Exception):  # a foreign backend may raise anything; the request that needed it has gone
+        await (await making).close()

@@ -10,7 +10,7 @@ from local_made import local_sandbox
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Limits, Program
 from sandboxes.local import LocalSandbox
-from sandboxes.local.inside.root import mount_point
+from sandboxes.local.inside.jail import mount_point
 
 
 @pytest.fixture

@@ -221,12 +221,13 @@ def serve_runs(runs: Runs, link: SocketLink) -> dict[str, Any] | None:
 def serve_session(runs: Runs, opening: dict[str, Any]) -> None:
     """Answer orders one after the other. Raises :class:`Untrusted` in processes that it forks."""
     session = _Session(runs, opening)
+    answers = {"cell": session.cell, "write": session.write, "read": session.read}
     runs.link.send({"event": "open"}, [])
     while True:
         message, fds = runs.link.receive()
         if message is None or message["order"] == "end":
             return
-        session.answer(message, fds)
+        answers[message["order"]](message, fds)
 
 
 class _Session:
@@ -244,9 +245,6 @@ class _Session:
         if self._command is None:
             self._begin()
 
-    def answer(self, message: dict[str, Any], fds: list[int]) -> None:
-        {"cell": self._cell, "write": self._write, "read": self._read}[message["order"]](message, fds)
-
     def _order(self, child: Child, order: str, fds: list[int], **more: Any) -> None:
         others = self._runs.jail.others()
         child.order({"order": order, "limits": self._limits, "environ": self._environ, "others": others, **more}, fds)
@@ -257,7 +255,7 @@ class _Session:
         self._interpreter.check_started()
         return self._interpreter
 
-    def _cell(self, message: dict[str, Any], fds: list[int]) -> None:
+    def cell(self, message: dict[str, Any], fds: list[int]) -> None:
         runs = self._runs
         started = time.monotonic()
         try:
@@ -269,13 +267,13 @@ class _Session:
             self._drop()
             for fd in fds:
                 os.close(fd)
-            runs.link.send({"event": "cell", "status": None, "wall_s": 0.0, "oom": 1, "peak": None}, [])
-            return
-        status = self._python_cell(message, fds) if self._command is None else self._other_cell(fds)
-        usage = runs.jail.usage()
-        # After a kill nothing is known of the interpreter's state; the next cell begins another.
-        if usage["oom"] or runs.link.stopped:
-            self._drop()
+            status, usage = None, {"oom": 1, "peak": None}
+        else:
+            status = self._python_cell(message, fds) if self._command is None else self._other_cell(fds)
+            usage = runs.jail.usage()
+            # After a kill nothing is known of the interpreter's state; the next cell begins another.
+            if usage["oom"] or runs.link.stopped:
+                self._drop()
         runs.link.send({"event": "cell", "status": status, "wall_s": time.monotonic() - started, **usage}, [])
 
     def _python_cell(self, message: dict[str, Any], fds: list[int]) -> int | None:
@@ -319,7 +317,7 @@ class _Session:
             self._interpreter.close()
             self._interpreter = None
 
-    def _write(self, message: dict[str, Any], fds: list[int]) -> None:
+    def write(self, message: dict[str, Any], fds: list[int]) -> None:
         answer = {"event": "written"}
         try:
             replace_file(self._folder, message["path"], fds[0], self._runs.jail.user)
@@ -328,7 +326,7 @@ class _Session:
         os.close(fds[0])
         self._runs.link.send(answer, [])
 
-    def _read(self, message: dict[str, Any], fds: list[int]) -> None:
+    def read(self, message: dict[str, Any], fds: list[int]) -> None:
         fd = open_plain(self._folder, message["path"])
         if fd is None:
             self._runs.link.send({"event": "refused", "text": "no plain file below the working folder"}, [])

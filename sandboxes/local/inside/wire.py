@@ -1,7 +1,4 @@
-"""Messages between the caller and the jail: JSON in one packet with file descriptors; large contents in a memory file.
-
-A payload is ``[length of head: 8 bytes][head: JSON][blobs]``; the head says how long each blob is.
-"""
+"""Messages between the caller and the jail: JSON in one packet with file descriptors; long contents in memory files."""
 
 from __future__ import annotations
 
@@ -46,14 +43,8 @@ def seal(fd: int) -> int:
     return fd
 
 
-def pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> list[bytes]:
-    """A payload in parts."""
-    text = json.dumps({**head, "lengths": [len(b) for b in blobs]}).encode()
-    return [len(text).to_bytes(8, "little"), text, *blobs]
-
-
 def unpack(fd: int) -> tuple[dict[str, Any], Iterator[bytes]]:
-    """Head and blobs of a payload, blob by blob; the reader does not move the offset of ``fd``."""
+    """Head and blobs of a payload (see ``sandboxes.programs``), blob by blob; the offset of ``fd`` does not move."""
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     head: dict[str, Any] = json.loads(os.pread(fd, length, 8))
 
