@@ -182,7 +182,7 @@ def _new_slot(plan: dict[str, Any], chosen: Candidate, shape: object) -> LocalSl
     except OSError as error:
         raise SandboxError(f"no cgroup can be made any more: {error}") from None
     try:
-        return LocalSlot({**plan, **_slot_plan(plan, chosen)}, folders, chosen.isolation)
+        return LocalSlot({**plan, **_slot_plan(plan, chosen), "cgroup": folders}, chosen.isolation)
     except BaseException:
         remove_later(folders.values())
         raise

@@ -120,11 +120,11 @@ class LocalSlot:
 
     shape = None
 
-    def __init__(self, plan: Mapping[str, Any], cgroup: Mapping[str, str], isolation: Isolation) -> None:
+    def __init__(self, plan: Mapping[str, Any], isolation: Isolation) -> None:
         cpus = chosen_cpus()
         self.isolation = isolation
         self.alive = True
-        self._folders = list(cgroup.values())
+        self._folders = list(plan["cgroup"].values())
         self._workspace: str = plan["workspace"]["folder"] if plan["workspace"] else ""
         self._serial = 0
         self._gone = 0
@@ -151,7 +151,7 @@ class LocalSlot:
         try:
             if cpus:  # before it is told to begin; what it starts inherits it
                 os.sched_setaffinity(self._supervisor.pid, cpus)
-            wire.send(control, {**plan, "cgroup": dict(cgroup), "owner": os.getpid()})
+            wire.send(control, {**plan, "owner": os.getpid()})
             reason = f"no sign of life within {START_S:g} s"
             if _readable(START_S, work):
                 message, _ = wire.receive(work)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import gc
 import importlib
 import json
@@ -90,20 +89,12 @@ def _numbers(paths: tuple[str, ...]) -> dict[str, int]:
     return {name: int(value) for name, _, value in (line.partition(" ") for line in _first(paths).splitlines())}
 
 
-@functools.cache
-def _open(paths: tuple[str, ...]) -> int | None:
-    """Descriptor of the first path that exists, opened once; programs do not inherit it."""
-    for path in paths:
-        try:
-            return os.open(path, os.O_RDONLY)
-        except OSError:
-            continue
-    return None
-
-
 def _first(paths: tuple[str, ...]) -> str:
-    fd = _open(paths)
-    return "" if fd is None else os.pread(fd, 1 << 14, 0).decode("ascii")
+    """The content of the first path that exists."""
+    for path in paths:
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            return file.read()
+    return ""
 
 
 PLACES = ("/tmp", "/dev/shm")
