@@ -31,8 +31,6 @@ SESSION_WAIT_S = 60.0
 """How long :meth:`SlotSandbox.session` waits for a free slot."""
 FETCH_BYTES = 256 << 20
 """Limit on the files fetched from one run, together."""
-FLOOD = 64
-"""A program that writes more than this many times ``output_bytes`` (taken as 1 MiB at least) is killed."""
 
 
 def chosen_cpus() -> tuple[int, ...]:

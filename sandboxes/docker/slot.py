@@ -30,7 +30,7 @@ from sandboxes.local.inside import seccomp
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.pool import Ended, NotBegunError
 from sandboxes.programs import Order
-from sandboxes.slots import FETCH_BYTES, FLOOD
+from sandboxes.slots import FETCH_BYTES
 
 
 def judge(info: Mapping[str, Any], facts: Mapping[str, Any], *, runtime: str | None, unsafe: bool) -> Isolation:
@@ -285,8 +285,7 @@ class ContainerSlot:
                 raise
             bounds["held"] = True  # the session holds more than that
         started = time.monotonic()
-        flood = FLOOD * max(order.limits.output_bytes, 1 << 20)
-        message = {**order.message, "limits": bounds, "flood": flood, "fetch": order.fetch, "max_bytes": FETCH_BYTES}
+        message = {**order.message, "limits": bounds, "fetch": order.fetch, "max_bytes": FETCH_BYTES}
         reply = self._request(message, order.parts, wall_s=wall_s)
         if reply is None:
             return Ended(oom=1, wall_s=time.monotonic() - started)

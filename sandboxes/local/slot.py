@@ -19,12 +19,12 @@ from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Isolation
 from sandboxes.pool import Ended, NotBegunError
 from sandboxes.programs import Order
-from sandboxes.slots import FETCH_BYTES, FLOOD, chosen_cpus
+from sandboxes.slots import FETCH_BYTES, chosen_cpus
 
 from .cgroups import remove_later
 from .host import executable
 from .inside import wire
-from .inside.files import open_plain
+from .inside.files import plain_files
 
 _INSIDE = str(Path(__file__).parent)
 # Started in the folder of ``inside``, of which no argument tells, since every user sees those in /proc. ``start`` is
@@ -38,6 +38,8 @@ _BOOT = (
     "if start: start()\n"
 )
 START_S = 20.0
+PIPE_BYTES = 1 << 16
+"""The usual capacity of a pipe on Linux."""
 GRACE_S = 5.0
 """How long trusted processes may take for their own work, such as to set up a run or to kill one."""
 
@@ -51,68 +53,10 @@ def _readable(timeout_s: float, channel: socket.socket) -> bool:
 
 def _fetch(folder: int, names: Sequence[str]) -> dict[str, bytes]:
     """The plain files among ``names`` below ``folder``, which is closed."""
-    files: dict[str, bytes] = {}
-    left = FETCH_BYTES
     try:
-        for name in names:
-            fd = open_plain(folder, name)
-            if fd is not None:
-                with os.fdopen(fd, "rb") as file:
-                    size = os.fstat(fd).st_size
-                    if size <= left:
-                        files[name] = file.read(size)
-                        left -= len(files[name])
+        return {name: file.read(size) for name, file, size in plain_files(folder, names, FETCH_BYTES)}
     finally:
         os.close(folder)
-    return files
-
-
-class Output:
-    """The two pipes of a program; of each the first ``keep`` bytes are kept."""
-
-    def __init__(self, keep: int) -> None:
-        pairs = [os.pipe(), os.pipe()]
-        self.readers = [pair[0] for pair in pairs]
-        self.writers = [pair[1] for pair in pairs]
-        for reader in self.readers:
-            os.set_blocking(reader, False)
-        self.kept = (bytearray(), bytearray())
-        self.dropped = [0, 0]
-        self._keep = keep
-
-    @property
-    def flooded(self) -> bool:
-        return sum(self.dropped) > FLOOD * max(self._keep, 1 << 20)
-
-    def read(self, fd: int) -> int | None:
-        """Read one chunk; its length is 0 at the end of the pipe, and ``None`` where there is nothing yet."""
-        try:
-            # 64 KB is the usual capacity of a pipe on Linux.
-            part = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return None
-        index = self.readers.index(fd)
-        room = self._keep - len(self.kept[index])
-        self.kept[index].extend(part[:room])
-        self.dropped[index] += max(0, len(part) - room)
-        return len(part)
-
-    def drain(self) -> None:
-        """Read what the pipes still hold after the program has ended."""
-        for fd in self.readers:
-            # In a session, processes left in the background may still write: the flood limit ends the loop.
-            while not self.flooded and self.read(fd):
-                pass
-
-    def close_writers(self) -> None:
-        """Close the write ends, after they have been sent to the jail."""
-        for fd in self.writers:
-            os.close(fd)
-        self.writers.clear()
-
-    def close(self) -> None:
-        for fd in (*self.readers, *self.writers):
-            os.close(fd)
 
 
 class LocalSlot:
@@ -170,12 +114,14 @@ class LocalSlot:
             return self._run(order, wall_s, lambda: self._order({"order": "stop"}))
 
     def _run(self, order: Order, wall_s: float, stop: Callable[[], None]) -> Ended:
-        with contextlib.closing(Output(order.limits.output_bytes)) as output:
+        kept, buffer = (bytearray(), bytearray()), memoryview(bytearray(PIPE_BYTES))
+        output = wire.Output(order.limits.output_bytes, lambda index, part: kept[index].extend(part), buffer)
+        with contextlib.closing(output):
             # In memory files: a message of the channel must not be longer than 64 KB.
             fds = [wire.sealed(*part) if any(part) else os.open("/dev/null", os.O_RDONLY) for part in order.parts]
-            self._order({**order.message, "limits": asdict(order.limits)}, fds, output.writers)
-            output.close_writers()
+            self._order({**order.message, "limits": asdict(order.limits)}, [*fds, *output.hand_over()])
             ended = self._wait_for_end(output, wall_s, stop)
+        ended.stdout, ended.stderr = (bytes(part) for part in kept)
         if self._folder is not None:
             try:
                 ended.files = _fetch(self._folder, order.fetch)
@@ -194,7 +140,7 @@ class LocalSlot:
             answer, fds = self._answer(GRACE_S if content is None else 30.0)
         found = b""
         for fd in fds:
-            with os.fdopen(fd, "rb") as file:
+            with open(fd, "rb") as file:
                 found = file.read(answer["size"]) if answer["size"] <= message["max_bytes"] else b""
         return answer, found
 
@@ -214,14 +160,14 @@ class LocalSlot:
         finally:
             self._weigh(active=False)
 
-    def _order(self, message: Mapping[str, Any], own: Sequence[int] = (), lent: Sequence[int] = ()) -> None:
-        """Send an order with the descriptors ``own``, which are closed, and ``lent``."""
+    def _order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send an order with descriptors, which are closed."""
         try:
-            wire.send(self._work, message, [*own, *lent])
+            wire.send(self._work, message, fds)
         except OSError as error:
             self._fail(f"it takes no orders ({error.strerror})", begun=False)
         finally:
-            for fd in own:
+            for fd in fds:
                 os.close(fd)
 
     def _answer(self, timeout_s: float = GRACE_S) -> tuple[dict[str, Any], list[int]]:
@@ -250,7 +196,7 @@ class LocalSlot:
             self._gone = message["serial"]
         return message, fds
 
-    def _wait_for_end(self, output: Output, wall_s: float, stop: Callable[[], None]) -> Ended:
+    def _wait_for_end(self, output: wire.Output, wall_s: float, stop: Callable[[], None]) -> Ended:
         """Read the output until init reports or has ended; ``stop`` is called when a limit is reached before."""
         started = time.monotonic()
         ended, self._folder = Ended(), None
@@ -271,13 +217,13 @@ class LocalSlot:
             # A millisecond more than is left, so that the loop does not spin just before the deadline.
             for fd, _ in poll.poll(left * 1000 + 1):
                 if fd in output.readers:
-                    if output.read(fd) == 0:
+                    output.read(fd)
+                    if fd not in output.open:
                         poll.unregister(fd)
                 else:
                     self._read_report(ended)
         ended.wall_s = time.monotonic() - started
         output.drain()
-        ended.stdout, ended.stderr = (bytes(part) for part in output.kept)
         ended.stdout_dropped, ended.stderr_dropped = output.dropped
         return ended
 

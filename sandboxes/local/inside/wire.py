@@ -1,4 +1,5 @@
-"""Messages between the caller and the jail: JSON in one packet with file descriptors; long contents in memory files."""
+"""Messages between the caller and the jail: JSON in one packet with file descriptors; long contents in memory files;
+and the output of a program, which comes through pipes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import json
 import os
 import socket
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 # A longer packet would be cut off by the kernel; long contents go into memory files.
@@ -82,3 +83,61 @@ def describe(error: BaseException) -> str:
     trace = traceback.walk_tb(error.__traceback__)
     places = [f"{os.path.basename(frame.f_code.co_filename)}:{line}" for frame, line in trace]
     return f"{type(error).__name__}: {error} ({' '.join(places[-3:])})"
+
+
+FLOOD = 64
+"""A program that writes more than this many times ``output_bytes`` (taken as 1 MiB at least) is killed."""
+
+
+class Output:
+    """The two pipes of a program. The first ``keep`` bytes of each are passed to ``take``, with the number of the pipe
+    (0 or 1), in parts of ``buffer``; what comes after is counted."""
+
+    def __init__(self, keep: int, take: Callable[[int, memoryview], object], buffer: memoryview) -> None:
+        pairs = [os.pipe(), os.pipe()]
+        self.readers = [reader for reader, _ in pairs]
+        self._writers = [writer for _, writer in pairs]
+        for reader in self.readers:
+            os.set_blocking(reader, False)  # who reads must never wait for a program
+        self.open = set(self.readers)
+        """Those that have not come to their end."""
+        self.dropped = [0, 0]
+        self._room, self._most = [keep, keep], FLOOD * max(keep, 1 << 20)
+        self._take, self._buffer = take, buffer
+
+    @property
+    def flooded(self) -> bool:
+        return sum(self.dropped) > self._most
+
+    def hand_over(self) -> list[int]:
+        """The write ends, which are the caller's from now on."""
+        writers, self._writers = self._writers, []
+        return writers
+
+    def read(self, fd: int) -> bool:
+        """Read one chunk; false where there is none now, or will be none any more."""
+        try:
+            got = os.readv(fd, [self._buffer])
+        except BlockingIOError:
+            return False
+        if not got:
+            self.open.discard(fd)
+            return False
+        index = self.readers.index(fd)
+        kept = min(got, self._room[index])
+        if kept:
+            self._take(index, self._buffer[:kept])
+        self._room[index] -= kept
+        self.dropped[index] += got - kept
+        return True
+
+    def drain(self) -> None:
+        """Read what the pipes still hold after the program has ended."""
+        for fd in self.readers:
+            # In a session, processes left in the background may still write: the flood limit ends the loop.
+            while not self.flooded and self.read(fd):
+                pass
+
+    def close(self) -> None:
+        for fd in (*self.readers, *self._writers):
+            os.close(fd)
