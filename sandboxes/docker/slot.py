@@ -25,7 +25,7 @@ from typing import Any
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Isolation
 from sandboxes.docker.engine import Engine, Plan, Shape
-from sandboxes.docker.inside.pid1 import MOST_RESIDUE
+from sandboxes.docker.pid1 import MOST_RESIDUE
 from sandboxes.local.inside import seccomp
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.pool import Ended, NotBegunError
@@ -96,7 +96,7 @@ class Channel:
     """The two directions of a container's attached streams, with a deadline on every wait; for one thread at a time.
 
     What comes from the container is wrapped twice: by the engine, which marks stdout and stderr, and, on stdout, by
-    PID 1 (see ``inside.pid1``).
+    PID 1 (see ``pid1``).
     """
 
     def __init__(self, stream: Any) -> None:
@@ -209,7 +209,7 @@ def read(count):
 code = os.memfd_create("code")
 os.write(code, read(int(read(10))))
 sys.path.insert(0, f"/proc/self/fd/{code}")
-from sandboxes.docker.inside import pid1
+from sandboxes.docker import pid1
 os.close(code)
 del sys.path[0], read, code
 start = None
@@ -227,10 +227,10 @@ def _code() -> bytes:
     with zipfile.ZipFile(packed, "w") as file:
         for name in ("sandboxes", "sandboxes/local", "sandboxes/docker"):
             file.writestr(f"{name}/__init__.py", "")
-        for package in ("local/inside", "docker/inside"):
-            for module in root.joinpath(package).iterdir():
-                if module.name.endswith(".py"):
-                    file.writestr(f"sandboxes/{package}/{module.name}", module.read_bytes())
+        inside = [f"local/inside/{module.name}" for module in root.joinpath("local/inside").iterdir()]
+        for name in ("docker/pid1.py", *inside):
+            if name.endswith(".py"):
+                file.writestr(f"sandboxes/{name}", root.joinpath(name).read_bytes())
     return packed.getvalue()
 
 

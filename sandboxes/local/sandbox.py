@@ -15,17 +15,8 @@ from roll_envs.sandbox import Isolation, Language, Limits
 from sandboxes.programs import Place
 from sandboxes.slots import Slots, SlotSandbox
 
+from . import host
 from .cgroups import CgroupParent, find_cgroup_parent, remove_later
-from .host import (
-    View,
-    executable,
-    find_tool,
-    installed_languages,
-    interpreter_paths,
-    readable_by_all,
-    readable_parts,
-    view_of_host,
-)
 from .inside import seccomp, workspace
 from .inside.kernel import MACHINE
 from .slot import LocalSlot
@@ -66,11 +57,11 @@ class LocalSandbox(SlotSandbox):
         minimum_isolation: Tier = "full",
     ) -> None:
         super().__init__(slots, limits)
-        view = view_of_host(installed_languages() if languages is None else languages, python_paths)
+        view = host.view_of_host(host.installed_languages() if languages is None else languages, python_paths)
         self.isolation = self._choose_isolation(view, minimum_isolation, preload)
         """The isolation tier in use, its layers, and the layers that are missing."""
 
-    def _choose_isolation(self, view: View, minimum: Tier, preload: Sequence[str]) -> Isolation:
+    def _choose_isolation(self, view: host.View, minimum: Tier, preload: Sequence[str]) -> Isolation:
         """Start the first slot with the strongest tier that works here; raise if that is below the minimum."""
         failed = []
         for candidate in candidates(view):
@@ -105,7 +96,7 @@ class Candidate:
 
     isolation: Isolation
     """The layers that the tier consists of."""
-    view: View
+    view: host.View
     """What programs see."""
     rules: seccomp.Rules
     place: CgroupParent | None
@@ -117,7 +108,7 @@ class Candidate:
     """Why the tier is not tried; empty where it is."""
 
 
-def candidates(view: View) -> Iterator[Candidate]:
+def candidates(view: host.View) -> Iterator[Candidate]:
     """All tiers, strongest first. Raises :class:`SandboxError` on machines that no filter is known for."""
     if MACHINE not in seccomp.MACHINES:
         raise SandboxError(f"no filter of system calls for {MACHINE}; the local sandbox runs on {seccomp.MACHINES}")
@@ -134,8 +125,9 @@ def candidates(view: View) -> Iterator[Candidate]:
     yield _without_namespaces(view, place, lacking)
 
 
-def _without_namespaces(view: View, place: CgroupParent | None, lacking: str) -> Candidate:
-    own_user = os.geteuid() == 0 and all(readable_by_all(p) for p in interpreter_paths() if os.path.exists(p))
+def _without_namespaces(view: host.View, place: CgroupParent | None, lacking: str) -> Candidate:
+    interpreter = [path for path in host.interpreter_paths() if os.path.exists(path)]
+    own_user = os.geteuid() == 0 and all(map(host.readable_by_all, interpreter))
     counted = _CGROUP if place is not None else ("memory-watchdog",)
     layers = (*_ALWAYS, *(("own-user",) if own_user else ()), *counted, "files-watchdog", "landlock")
     missing = (*_JAIL, *(() if own_user else ("own-user",)), *(() if place is not None else _CGROUP))
@@ -159,20 +151,20 @@ def _without_namespaces(view: View, place: CgroupParent | None, lacking: str) ->
         rules=rules,
         place=place,
         lacking=lacking,
-        workspace={"user": own_user, "read": [*readable_parts(view), *_TEXTS]},
+        workspace={"user": own_user, "read": [*host.readable_parts(view), *_TEXTS]},
         refused=refused,
     )
 
 
-def _place(view: View) -> Place:
+def _place(view: host.View) -> Place:
     environ = {"PATH": view.path, "HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", "USER": "sandbox"}
     if view.packages:
         environ["PYTHONPATH"] = ":".join(view.packages)
-    return Place(environ=environ, tools=view.tools, python=executable(), refuse=_refuse)
+    return Place(environ=environ, tools=view.tools, python=host.executable(), refuse=_refuse)
 
 
 def _refuse(language: Language) -> NoReturn:
-    find_tool(language)
+    host.find_tool(language)
     raise ConfigError(f"language {language!r} is installed, but was left out of this sandbox's languages=...")
 
 

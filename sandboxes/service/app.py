@@ -15,15 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from prometheus_client import (
-    CONTENT_TYPE_PLAIN_0_0_4,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+import prometheus_client as prometheus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -54,23 +46,26 @@ class Service:
 
     def __init__(self, make: Callable[[], Sandbox], settings: Settings) -> None:
         self.settings = settings
-        self.registry = to = CollectorRegistry()
+        self.registry = to = prometheus.CollectorRegistry()
         self.pool = Pool(make, settings, to)
         self.sessions = Sessions(self.pool, settings)
         self.body_budget = BodyBudget(settings.max_held_bytes)
         self.active = 0
         """Requests that have not been answered yet."""
         self._reaper: asyncio.Task[None] | None = None
-        ProcessCollector(registry=to)
-        Gauge("roll_sandbox_sessions_open", "Open sessions.", registry=to).set_function(lambda: len(self.sessions))
+        prometheus.ProcessCollector(registry=to)
+        opened = prometheus.Gauge("roll_sandbox_sessions_open", "Open sessions.", registry=to)
+        opened.set_function(lambda: len(self.sessions))
         text = "Answers by route and HTTP status."
-        self._requests = Counter("roll_sandbox_requests", text, ("route", "status"), registry=to)
+        self._requests = prometheus.Counter("roll_sandbox_requests", text, ("route", "status"), registry=to)
         text = "What became of programs, by route."  # Success, Failed, SandboxError, ok, error, timeout, ...
-        self._outcomes = Counter("roll_sandbox_outcomes", text, ("route", "outcome"), registry=to)
+        self._outcomes = prometheus.Counter("roll_sandbox_outcomes", text, ("route", "outcome"), registry=to)
         text = "Requests whose client went away before the answer."
-        self._cancelled = Counter("roll_sandbox_cancelled", text, registry=to)
+        self._cancelled = prometheus.Counter("roll_sandbox_cancelled", text, registry=to)
         text = "Time from the request to the answer."
-        self._latency = Histogram("roll_sandbox_request_seconds", text, ("route",), buckets=EDGES_S, registry=to)
+        self._latency = prometheus.Histogram(
+            "roll_sandbox_request_seconds", text, ("route",), buckets=EDGES_S, registry=to
+        )
 
     async def start(self) -> None:
         """Make the workers."""
@@ -216,7 +211,8 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
         return Route(path, endpoint, methods=[method])
 
     async def metrics(_: dict[str, Any]) -> Answer:
-        return Answer(generate_latest(service.registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        page = prometheus.generate_latest(service.registry)
+        return Answer(page, headers={"Content-Type": prometheus.CONTENT_TYPE_PLAIN_0_0_4})
 
     async def health(_: Request) -> Answer:
         status = "draining" if pool.draining else "ok" if pool.alive else "no_workers"

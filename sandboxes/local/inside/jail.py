@@ -116,10 +116,6 @@ def mount_proc(target: str, options: str = PROC_OPTIONS) -> None:
     kernel.mount("proc", target, "proc", flags, options)
 
 
-def _filesystem_options(files_mb: int, owner: int) -> str:
-    return f"mode=0711,size={files_mb}m,nr_inodes={inodes(files_mb)},uid={owner},gid={owner}"
-
-
 def inodes(files_mb: int) -> int:
     """Limit on the number of files: one for each 4 KB of the size limit, between 256 and 32768."""
     return max(256, min(256 * files_mb, 32768))
@@ -127,7 +123,7 @@ def inodes(files_mb: int) -> int:
 
 def mount_run_filesystem(files_mb: int, owner: int, user: int) -> None:
     """Mount an empty tmpfs for one run: /work, /tmp and /dev/shm share its size limit and belong to ``user``."""
-    kernel.mount("box", RUN_FILESYSTEM, "tmpfs", MS_NOSUID | MS_NODEV, _filesystem_options(files_mb, owner))
+    mount_box(files_mb, owner)
     for name, place in _PARTS.items():
         inner = f"{RUN_FILESYSTEM}/{name}"
         os.mkdir(inner)
@@ -136,11 +132,10 @@ def mount_run_filesystem(files_mb: int, owner: int, user: int) -> None:
         kernel.bind(inner, place)
 
 
-def resize_run_filesystem(files_mb: int, owner: int) -> None:
-    """Change the size limit of the mounted tmpfs."""
-    kernel.mount(
-        "box", RUN_FILESYSTEM, "tmpfs", MS_REMOUNT | MS_NOSUID | MS_NODEV, _filesystem_options(files_mb, owner)
-    )
+def mount_box(files_mb: int, owner: int, flags: int = 0) -> None:
+    """Mount the tmpfs of a run; with ``MS_REMOUNT`` change its size limit."""
+    options = f"mode=0711,size={files_mb}m,nr_inodes={inodes(files_mb)},uid={owner},gid={owner}"
+    kernel.mount("box", RUN_FILESYSTEM, "tmpfs", MS_NOSUID | MS_NODEV | flags, options)
 
 
 RUN_USER = 1000
@@ -329,7 +324,7 @@ class LocalJail(Jail):
             return True
         self._files_mb = limits["files_mb"]  # the next run probably has the same limits
         if not self._shared:
-            resize_run_filesystem(self._files_mb, self._owner)
+            mount_box(self._files_mb, self._owner, MS_REMOUNT)
         return not self._shared
 
     def limit(self, limits: Mapping[str, Any]) -> None:
