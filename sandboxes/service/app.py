@@ -101,7 +101,8 @@ class Service:
         try:
             try:
                 self._admit(request)
-                with self.body_budget.reserve() as hold:
+                with contextlib.ExitStack() as until:
+                    hold = partial(self.body_budget.hold, until)
                     data = await read_json(request, self.settings, hold) if body else {}
                     answer = await self._until_gone(request, handler(data))
             except Exception as error:
