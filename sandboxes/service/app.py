@@ -120,6 +120,28 @@ class Service:
         answer.headers["X-Request-Id"] = name
         return answer
 
+    async def show_metrics(self, _: dict[str, Any]) -> Answer:
+        """The page of ``GET /metrics``."""
+        page = prometheus.generate_latest(self.registry)
+        return Answer(page, headers={"Content-Type": prometheus.CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def show_health(self, _: Request) -> Answer:
+        """``GET /v1/health``."""
+        pool = self.pool
+        status = "draining" if pool.draining else "ok" if pool.alive else "no_workers"
+        body = {
+            "service": "roll-sandbox",
+            "api": VERSION,
+            "status": status,
+            "slots": pool.slots,
+            "workers_alive": pool.alive,
+            "running": pool.running,
+            "waiting": pool.waiting,
+            "sessions": len(self.sessions),
+            "isolation": dump(pool.isolation),
+        }
+        return Answer(body, status=200 if status == "ok" else 503)
+
     def _refuse(self, error: Exception, full_status: int, name: str) -> Answer:
         refusal = refusal_of(error, full_status)
         if refusal is not None:
@@ -211,25 +233,6 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
 
         return Route(path, endpoint, methods=[method])
 
-    async def metrics(_: dict[str, Any]) -> Answer:
-        page = prometheus.generate_latest(service.registry)
-        return Answer(page, headers={"Content-Type": prometheus.CONTENT_TYPE_PLAIN_0_0_4})
-
-    async def health(_: Request) -> Answer:
-        status = "draining" if pool.draining else "ok" if pool.alive else "no_workers"
-        body = {
-            "service": "roll-sandbox",
-            "api": VERSION,
-            "status": status,
-            "slots": pool.slots,
-            "workers_alive": pool.alive,
-            "running": pool.running,
-            "waiting": pool.waiting,
-            "sessions": len(sessions),
-            "isolation": dump(pool.isolation),
-        }
-        return Answer(body, status=200 if status == "ok" else 503)
-
     async def ping(_: Request) -> Answer:
         return Answer("pong")
 
@@ -251,8 +254,8 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
         route("POST", f"{SESSION}/run", sessions.run_cell),
         route("POST", f"{SESSION}/files", sessions.move_file),
         route("DELETE", SESSION, sessions.end, body=False),
-        route("GET", "/metrics", metrics, body=False),
-        Route("/v1/health", health, methods=["GET"]),
+        route("GET", "/metrics", service.show_metrics, body=False),
+        Route("/v1/health", service.show_health, methods=["GET"]),
         Route("/v1/ping", ping, methods=["GET"]),
     ]
     app = Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _no_route})
