@@ -101,8 +101,7 @@ class Service:
         try:
             try:
                 self._admit(request)
-                with contextlib.ExitStack() as until:
-                    hold = partial(self.body_budget.hold, until)
+                with self.body_budget.reserve() as hold:
                     data = await read_json(request, self.settings, hold) if body else {}
                     answer = await self._until_gone(request, handler(data))
             except Exception as error:

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import pydantic
@@ -95,17 +95,24 @@ class BodyBudget:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.now_bytes = most_bytes, 0
 
-    def hold(self, until: contextlib.ExitStack, count: int) -> None:
-        """Reserve bytes for one request, until its stack is left. Raises :class:`Refusal` (429) when the total is
-        full."""
-        if self.now_bytes + count > self.most_bytes:
-            message = f"requests of {self.most_bytes} bytes are held already (--max-held); ask again later"
-            raise Refusal(429, "queue_full", message, {"Retry-After": RETRY_AFTER_S})
-        self.now_bytes += count
-        until.callback(self._release, count)
+    @contextlib.contextmanager
+    def reserve(self) -> Iterator[Callable[[int], None]]:
+        """Yields a function that reserves bytes for one request and raises :class:`Refusal` (429) when the total is
+        full. All are released at the end. One number is kept, however many parts a body arrives in."""
+        mine = 0
 
-    def _release(self, count: int) -> None:
-        self.now_bytes -= count
+        def add(count: int) -> None:
+            nonlocal mine
+            if self.now_bytes + count > self.most_bytes:
+                message = f"requests of {self.most_bytes} bytes are held already (--max-held); ask again later"
+                raise Refusal(429, "queue_full", message, {"Retry-After": RETRY_AFTER_S})
+            mine += count
+            self.now_bytes += count
+
+        try:
+            yield add
+        finally:
+            self.now_bytes -= mine
 
 
 async def read_body(request: Request, settings: Settings, hold: Callable[[int], None]) -> bytes:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ from service_fakes import FakeSandbox, Running, request_bytes, running
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Program, Sandbox
 from roll_envs.settings import checked_arguments
+from sandboxes.service.messages import BodyBudget
 from sandboxes.service.pool import DrainingError, Pool, QueueFullError
 from sandboxes.service.settings import Settings
 
@@ -81,6 +83,20 @@ def test_the_bodies_of_all_requests_together_are_bounded() -> None:
         assert first.result().status_code == small.result().status_code == 200
         assert service.post("/run_code", QUICK | {"stdin": "x" * 6000}).status_code == 200
         assert service.service.body_budget.now_bytes == 0
+
+
+def test_a_body_in_a_hundred_thousand_parts_takes_no_memory_for_each() -> None:
+    budget = BodyBudget(1 << 20)
+    tracemalloc.start()
+    try:
+        with budget.reserve() as hold:
+            for _ in range(100_000):
+                hold(1)
+            assert budget.now_bytes == 100_000
+            assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert budget.now_bytes == 0
 
 
 def test_a_wait_that_is_too_long_is_504() -> None:
