@@ -241,7 +241,7 @@ class Zygote:
         enter_tree(self._plan["base"], hidden=self._many_users)
 
     def _close_others(self) -> None:
-        """Close every descriptor but the channels, the liveness pipe and the files of the cgroup."""
+        """Close every descriptor but the channels, the socket of liveness and the files of the cgroup."""
         keep = {0, 1, 2, self._control.fileno(), self._link.work.fileno(), self._link.alive}
         if self._cgroup is not None:
             keep |= self._cgroup.descriptors
