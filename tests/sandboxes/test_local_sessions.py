@@ -227,7 +227,7 @@ def test_a_session_that_cannot_begin_gives_its_slot_back_once(
         raise SandboxError("cannot begin")
 
     with monkeypatch.context() as planted:
-        planted.setattr(LocalSlot, "open", refuses)
+        planted.setattr(LocalSlot, "ask", refuses)
         with pytest.raises(SandboxError, match="cannot begin"):
             sandbox.session()
         gc.collect()
