@@ -193,7 +193,7 @@ def local_tier(name: str, slots: int) -> Iterator[tuple[Callable[[], bytes], San
 
     tier, strongest_first = name.partition(":")[2], vars(module)["candidates"]
     vars(module)["candidates"] = lambda view: [
-        candidate for candidate in strongest_first(view) if candidate.tier == tier
+        candidate for candidate in strongest_first(view) if candidate.isolation.tier == tier
     ]
     try:
         made = make_sandbox("local", slots=slots, minimum_isolation=tier)

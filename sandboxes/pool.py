@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
-from roll_envs.sandbox import Isolation, Limits, RunResult, RunStatus
+from roll_envs.sandbox import Isolation, RunResult, RunStatus
 from sandboxes.programs import Order
 
 
@@ -90,17 +90,14 @@ class Slot(Protocol):
     @property
     def alive(self) -> bool: ...
     def run(self, order: Order, wall_s: float) -> Ended:
-        """Run one program to its end; ``wall_s`` may be less than the limit of the order."""
+        """Run a program, or a cell of the session, to its end; ``wall_s`` may be less than the limit of the order."""
 
-    def open(self, head: Mapping[str, Any], limits: Limits) -> None:
-        """Begin a session."""
+    def ask(self, message: Mapping[str, Any], content: bytes | None = None) -> tuple[dict[str, Any], bytes]:
+        """Begin a session, write a file in it (``content``), or read one: the answer, and the file.
 
-    def cell(self, number: int, source: bytes, limits: Limits) -> Ended: ...
-    def write(self, path: str, content: bytes) -> str:
-        """Write a file; why that cannot be done, or an empty text."""
-
-    def read(self, path: str, max_bytes: int) -> bytes | str:
-        """A plain file, or why it cannot be read."""
+        The answer has a ``text`` where that cannot be done, and the ``size`` of a file, which is left out where it is
+        more than ``max_bytes`` of the message.
+        """
 
     def end(self) -> None:
         """End the session; closes the slot if that fails."""

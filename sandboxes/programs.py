@@ -1,21 +1,101 @@
-"""Turns a :class:`Program` into the order for a slot: checked paths, the environment, the command of each language."""
+"""The languages of programs (what compiles and runs them, and what must be installed, as ``languages.toml`` says), and
+the order for a slot that a :class:`Program` becomes: checked paths, the environment, the command of its language."""
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
+import shlex
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from roll_envs.errors import ConfigError, check_number, check_whole
-from roll_envs.sandbox import Language, Limits, Program
-from sandboxes.languages import BINARY, ROWS, check_language, check_room
+from roll_envs.sandbox import LANGUAGES, Language, Limits, Program
+
+BINARY = ".main"
+"""What compilers make: a program, or what the runtime of the language reads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A language. A command is a list of words, or a line for the shell; in it ``{tool}`` is the path of ``tool``,
+    ``{bin}`` its folder, ``{heap}`` a part of ``memory_mb`` for runtimes that must be told how much they have."""
+
+    tool: str
+    """The interpreter, or else the compiler."""
+    needs: Sequence[str] = ()
+    """Further programs."""
+    package: str
+    """What installs them on Debian and Ubuntu."""
+    main: str
+    """The file of the source."""
+    compile: str | Sequence[str] = ()
+    """Makes :data:`BINARY`; empty for languages that are interpreted."""
+    run: str | Sequence[str]
+    compile_mb: int = 1024
+    """The least memory of the compiler."""
+    least_mb: int = 16
+    least_processes: int = 1
+    """The least limits under which the runtime starts at all."""
+    home: bool = False
+    """Whether compiler and libraries stand in a folder of their own, two above the program."""
+    configuration: Sequence[str] = ()
+    """Patterns of further files and folders that it reads."""
+
+    def compiler(self, tool: str) -> list[str]:
+        """The command that makes :data:`BINARY`."""
+        return _filled(self.compile, tool)
+
+    def command(self, tool: str, memory_mb: int) -> list[str]:
+        """The command that runs, to which arguments are added."""
+        return _filled(self.run, tool, memory_mb)
+
+    def cell(self, tool: str, memory_mb: int) -> list[str]:
+        """The command of a session's cell: compile where needed, then run; the file's name is added and not used."""
+        if not self.compile:
+            return [tool]
+        return [
+            "/bin/sh",
+            "-c",
+            f"{shlex.join(self.compiler(tool))} && exec {shlex.join(self.command(tool, memory_mb))}",
+        ]
+
+
+def _filled(command: str | Sequence[str], tool: str, memory_mb: int = 0) -> list[str]:
+    values = {"tool": tool, "bin": tool.rpartition("/")[0] or ".", "heap": str(memory_mb * 5 // 8)}
+    parts = ["/bin/sh", "-c", command, "sh"] if isinstance(command, str) else list(command)
+    for name, value in values.items():
+        parts = [part.replace("{" + name + "}", value) for part in parts]
+    return parts
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("languages.toml").read_text(encoding="utf-8"))
+ROWS: Mapping[Language, Row] = {language: Row(**_TABLE[language]) for language in LANGUAGES}
+
+FUSION_OF: Mapping[str, str] = {language: language for language in LANGUAGES} | {"javascript": "nodejs"}
+"""Our names of languages -> SandboxFusion's."""
+FUSION_NAMES: Mapping[str, Language] = {FUSION_OF[language]: language for language in LANGUAGES}
+
+
+def longest_s(language: Language, limits: Limits) -> float:
+    """How long a program may take by its limits, its compiler included."""
+    return limits.wall_s + (limits.compile_s if ROWS[language].compile else 0.0)
+
+
+def check_language(language: str) -> Row:
+    """The row of a language. Raises :class:`ConfigError` for one that there is not."""
+    if language not in ROWS:
+        raise ConfigError(f"language {language!r}: allowed are {', '.join(LANGUAGES)}")
+    return ROWS[language]  # type: ignore[index]
+
 
 _MOST_FILES = 4096
 _FILES_PER_MB = 192
-"""Three quarters of what a file system of that size has room for; see ``inside.root.inodes``."""
+"""Three quarters of what a file system of that size has room for; see ``inside.jail.inodes``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +113,13 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """One run of a slot."""
+    """A program, or a cell of a session, for a slot to run."""
 
-    head: Mapping[str, Any]
-    blobs: Sequence[bytes]
+    message: Mapping[str, Any]
+    parts: Sequence[Sequence[bytes]]
+    """Contents that go with the message, each in pieces."""
     limits: Limits
-    fetch: Sequence[str]
-    stdin: bytes
+    fetch: Sequence[str] = ()
 
 
 def check_limits(limits: Limits) -> Limits:
@@ -74,29 +154,38 @@ def _environment(place: Place, extra: Mapping[str, str]) -> dict[str, str]:
     return {**place.environ, **extra}
 
 
-def order(program: Program, limits: Limits, place: Place) -> Order:
+def order(program: Program, limits: Limits, place: Place, binary: bytes | None = None) -> Order:
     """The order to run a program; for compiled languages to run the binary, see :func:`compile_order`."""
-    _check_language(program.language, limits, place)
+    row = _usable(program.language, limits, place)
     for value in program.arguments:
         if "\0" in value:
             raise ConfigError(f"arguments: {value!r} holds a NUL, which no argument can")
     if program.language != "python":
-        command = ROWS[program.language].command(place.tools[program.language], limits.memory_mb)
+        command = row.command(place.tools[program.language], limits.memory_mb)
     elif any(name.startswith("PYTHON") for name in program.environ):  # read when an interpreter starts
         command = [place.python, "main.py"]
     else:  # a fork of the warm interpreter
         command = []
-    return _order(program, limits, place, command)
+    return _order(program, limits, place, command, {} if binary is None else {BINARY: binary})
 
 
-def _check_language(language: Language, limits: Limits, place: Place) -> None:
-    check_language(language)
+def _usable(language: Language, limits: Limits, place: Place) -> Row:
+    """The row of a language. Raises :class:`ConfigError` where the place has none, or nothing in it can run under these
+    limits."""
+    row = check_language(language)
     if language != "python" and language not in place.tools:
         place.refuse(language)
-    check_room(language, limits)
+    for name, least in (("memory_mb", row.least_mb), ("processes", row.least_processes)):
+        if getattr(limits, name) < least:
+            raise ConfigError(
+                f"limits: {name}={getattr(limits, name)} is too small for {language!r}, which needs at least {least}"
+            )
+    return row
 
 
-def _order(program: Program, limits: Limits, place: Place, command: Sequence[str]) -> Order:
+def _order(
+    program: Program, limits: Limits, place: Place, command: Sequence[str], executables: Mapping[str, bytes]
+) -> Order:
     # A lone surrogate, which JSON can carry, is then an error of the program, not of the caller.
     source = program.source.encode("utf-8", "surrogatepass")
     main = ROWS[program.language].main
@@ -117,14 +206,22 @@ def _order(program: Program, limits: Limits, place: Place, command: Sequence[str
         )
     head = {
         "main": main,
-        "files": list(files),
-        "executables": [],
+        "files": [*files, *executables],
+        "executables": list(executables),
         "argv": [*command, *program.arguments] if command else None,
         "arguments": program.arguments,
         "environ": _environment(place, program.environ),
     }
     fetch = [check_path(path, "fetch") for path in program.fetch]
-    return Order(head=head, blobs=[source, *files.values()], limits=limits, fetch=fetch, stdin=program.stdin)
+    payload = pack(head, [source, *files.values(), *executables.values()])
+    message = {"order": "run", "show_work": bool(fetch)}
+    return Order(message=message, parts=[payload, [program.stdin]], limits=limits, fetch=fetch)
+
+
+def pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> list[bytes]:
+    """A payload, ``[length of head: 8 bytes][head: JSON][blobs]``, in pieces; the head says how long each blob is."""
+    text = json.dumps({**head, "lengths": [len(b) for b in blobs]}).encode()
+    return [len(text).to_bytes(8, "little"), text, *blobs]
 
 
 def compile_order(program: Program, limits: Limits, place: Place) -> Order:
@@ -138,12 +235,12 @@ def compile_order(program: Program, limits: Limits, place: Place) -> Order:
         files_mb=max(limits.files_mb, 128),
     )
     asked = Program(source=program.source, language=program.language, files=program.files, fetch=(BINARY,))
-    return _order(asked, roomy, place, row.compiler(place.tools[program.language]))
+    return _order(asked, roomy, place, row.compiler(place.tools[program.language]), {})
 
 
-def session_head(language: Language, limits: Limits, place: Place) -> dict[str, Any]:
-    """The opening order of a session; ``command`` is ``None`` for Python, else it gets the cell's file name."""
-    _check_language(language, limits, place)
-    row = ROWS[language]
+def opening(language: Language, limits: Limits, place: Place) -> dict[str, Any]:
+    """The message that opens a session; ``command`` is ``None`` for Python, else it gets the cell's file name."""
+    row = _usable(language, limits, place)
     command = None if language == "python" else row.cell(place.tools[language], limits.memory_mb)
-    return {"command": command, "main": row.main, "environ": _environment(place, {})}
+    given = {"command": command, "main": row.main, "environ": _environment(place, {})}
+    return {"order": "session", **given, "limits": asdict(limits)}

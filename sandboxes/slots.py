@@ -19,9 +19,8 @@ from pydantic import Field
 from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
 from roll_envs.recent import Recent
 from roll_envs.sandbox import SANDBOX_CPUS, Language, Limits, Program, RunResult, Sandbox, SandboxSession
-from sandboxes.languages import BINARY, ROWS
 from sandboxes.pool import NotBegunError, Pool, Slot
-from sandboxes.programs import Order, Place, check_limits, check_path, compile_order, order, session_head
+from sandboxes.programs import BINARY, ROWS, Order, Place, check_limits, check_path, compile_order, opening, order
 
 Slots = Annotated[int, Field(ge=1, le=1024)]
 T = TypeVar("T")
@@ -32,8 +31,6 @@ SESSION_WAIT_S = 60.0
 """How long :meth:`SlotSandbox.session` waits for a free slot."""
 FETCH_BYTES = 256 << 20
 """Limit on the files fetched from one run, together."""
-FLOOD = 64
-"""A program that writes more than this many times ``output_bytes`` (taken as 1 MiB at least) is killed."""
 
 
 def chosen_cpus() -> tuple[int, ...]:
@@ -101,9 +98,7 @@ class SlotSandbox(Sandbox):
         compiled = replace(compiled, files={})
         if not compiled.ok or binary is None:
             return replace(compiled, compile=compiled)
-        head = {**asked.head, "executables": [BINARY], "files": [*asked.head["files"], BINARY]}
-        asked = replace(asked, head=head, blobs=[*asked.blobs, binary])
-        return replace(run(asked), compile=compiled)
+        return replace(run(order(program, limits, self._place, binary)), compile=compiled)
 
     def _run(self, shape: Hashable, asked: Order, deadline: float, timeout_s: float) -> RunResult:
         def attempt(slot: Slot) -> RunResult:
@@ -145,9 +140,9 @@ class SlotSandbox(Sandbox):
 
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> SlotSession:
         limits = check_limits(limits or self._limits)
-        head = session_head(language, limits, self._place)
+        message = opening(language, limits, self._place)
         deadline = time.monotonic() + SESSION_WAIT_S
-        slot, _ = self._on_a_slot(self._shape(limits), deadline, lambda slot: slot.open(head, limits))
+        slot, _ = self._on_a_slot(self._shape(limits), deadline, lambda slot: slot.ask(message))
         return SlotSession(self, slot, limits)
 
     def close(self) -> None:
@@ -183,22 +178,26 @@ class SlotSession(SandboxSession):
                     f"({self._limits.processes}, {self._limits.files_mb}), which are fixed when it is opened"
                 )
             self._cells += 1
-            ended = slot.cell(self._cells, source.encode("utf-8", "surrogatepass"), limits)
+            message, parts = {"order": "cell", "serial": self._cells}, [[source.encode("utf-8", "surrogatepass")]]
+            ended = slot.run(Order(message=message, parts=parts, limits=limits), limits.wall_s)
             # No report: the kernel killed what answers with the programs, and the session with it.
             self._lost = ended.report is None
             return ended.result(slot.isolation)
 
     def upload(self, path: str, content: bytes) -> None:
         with self._open() as slot:
-            refused = slot.write(check_path(path, "upload"), content)
-        if refused:
-            raise ConfigError(f"upload: {path!r} cannot be written ({refused})")
+            answer, _ = slot.ask({"order": "write", "path": check_path(path, "upload")}, content)
+        if "text" in answer:
+            raise ConfigError(f"upload: {path!r} cannot be written ({answer['text']})")
 
     def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
         with self._open() as slot:
-            content = slot.read(check_path(path, "download"), max_bytes)
-        if isinstance(content, str):
-            raise ConfigError(f"download: {path!r} cannot be read ({content})")
+            message = {"order": "read", "path": check_path(path, "download"), "max_bytes": max_bytes}
+            answer, content = slot.ask(message)
+        if answer.get("size", 0) > max_bytes:
+            answer["text"] = f"it is longer than max_bytes={max_bytes}"
+        if "text" in answer:
+            raise ConfigError(f"download: {path!r} cannot be read ({answer['text']})")
         return content
 
     @contextlib.contextmanager

@@ -13,13 +13,14 @@ from concurrent.futures import CancelledError
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
+import httpx
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from roll_envs.background import EventLoopThread
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits, Program, RunResult, RunStatus, Sandbox, SandboxSession
-from sandboxes.client.retrying import Deadline, Reply, RetryingClient, TransientError
-from sandboxes.languages import FUSION_OF, longest_s
+from sandboxes.client.retrying import Deadline, RetryingClient, TransientError, said
+from sandboxes.programs import FUSION_OF, longest_s
 from sandboxes.service.wire import VERSION, decode_bytes, dump, encode_bytes, load
 
 UNKNOWN = Isolation(tier="unknown", layers=(), missing=())
@@ -223,9 +224,9 @@ class RemoteSandbox(Sandbox):
             wait_s = max(0.0, left_s - min(ANSWER_S, left_s / 4) - work_s)
             return {**asked, "timeout_s": wait_s} if native else asked
 
-        def read(reply: Reply) -> RunResult:
+        def read(reply: httpx.Response) -> RunResult:
             _expect_route(reply, self.url, path)
-            return _result_of(reply) if native else fusion_result(reply.data, limits)
+            return _result_of(reply) if native else fusion_result(reply.json(), limits)
 
         ran: RunResult = await self.connected().request("POST", path, body, read, "the run of a program", deadline)
         return ran
@@ -239,9 +240,9 @@ class RemoteSandbox(Sandbox):
             )
         asked = {"language": language, "limits": dump(limits)}
 
-        def read(reply: Reply) -> str:
+        def read(reply: httpx.Response) -> str:
             _expect_route(reply, self.url, "/v1/sessions")
-            return str(reply.data["id"])
+            return str(reply.json()["id"])
 
         what = "the opening of a session"
         name = await self.connected().request("POST", "/v1/sessions", lambda _: asked, read, what, deadline)
@@ -250,8 +251,8 @@ class RemoteSandbox(Sandbox):
     async def _find_api(self, deadline: Deadline) -> str:
         if self._api is None:
 
-            def read(reply: Reply) -> str:
-                data = reply.data if isinstance(reply.data, dict) else {}
+            def read(reply: httpx.Response) -> str:
+                data = said(reply)
                 # SandboxFusion has no such route: a 404, or JSON of its own.
                 if data.get("service") != "roll-sandbox":
                     return "fusion"
@@ -294,8 +295,8 @@ class RemoteSession(SandboxSession):
     def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
         """Read a file of the session; the service may allow less than ``max_bytes``."""
 
-        def read(reply: Reply) -> bytes:
-            return decode_bytes(reply.data["content"], "content")
+        def read(reply: httpx.Response) -> bytes:
+            return decode_bytes(reply.json()["content"], "content")
 
         body = {"path": path, "max_bytes": max_bytes}
         content: bytes = self._sandbox.wait(self._request("/files", body, read, "the reading of a file"))
@@ -308,14 +309,12 @@ class RemoteSession(SandboxSession):
         """
         if self._closed:
             return
-        self._closed = True
-        with contextlib.suppress(SandboxError, DeadlineExceededError):
-            self._sandbox.wait(self._end())
-
-    async def _end(self) -> None:
-        deadline = Deadline.after(self._sandbox.timeout_s)
-        what = "the closing of a session"
-        await self._sandbox.connected().request("DELETE", self._path, None, lambda _: None, what, deadline)
+        try:
+            with contextlib.suppress(SandboxError, DeadlineExceededError):
+                closing = self._request("", None, lambda _: None, "the closing of a session", method="DELETE")
+                self._sandbox.wait(closing)
+        finally:
+            self._closed = True
 
     async def _run(self, source: str, limits: Limits | None) -> RunResult:
         # All attempts of one request carry the same number, by which the service knows a repeated cell.
@@ -325,19 +324,21 @@ class RemoteSession(SandboxSession):
         result: RunResult = await self._request("/run", body, _result_of, "the run of a cell", wall_s)
         return result
 
-    async def _request(self, route: str, body: dict[str, Any], read: Any, what: str, wall_s: float = 0.0) -> Any:
+    async def _request(
+        self, route: str, body: dict[str, Any] | None, read: Any, what: str, wall_s: float = 0.0, method: str = "POST"
+    ) -> Any:
         if self._closed:
             raise SandboxError("this session has been closed")
 
-        def checked(reply: Reply) -> Any:
-            if reply.status == 404:
-                told = reply.data.get("detail") if isinstance(reply.data, dict) else "unknown there"
+        def checked(reply: httpx.Response) -> Any:
+            if reply.status_code == 404:
+                told = said(reply).get("detail", "unknown there")
                 raise SandboxError(f"the session at {self._sandbox.url} is lost, and what it held: {told}")
             return read(reply)
 
         deadline = Deadline.after(wall_s + self._sandbox.timeout_s)
-        path = self._path + route
-        return await self._sandbox.connected().request("POST", path, lambda _: body, checked, what, deadline)
+        given = None if body is None else lambda _: body
+        return await self._sandbox.connected().request(method, self._path + route, given, checked, what, deadline)
 
 
 def _base_of(url: str) -> str:
@@ -350,11 +351,11 @@ def _base_of(url: str) -> str:
     return base.rstrip("/")
 
 
-def _expect_route(reply: Reply, url: str, path: str) -> None:
-    if reply.status == 404:
+def _expect_route(reply: httpx.Response, url: str, path: str) -> None:
+    if reply.status_code == 404:
         raise ConfigError(f"{url} has no {path}: it is no code-reward service and no SandboxFusion, or behind a prefix")
 
 
-def _result_of(reply: Reply) -> RunResult:
-    result: RunResult = load(RunResult, reply.data["result"], "result")
+def _result_of(reply: httpx.Response) -> RunResult:
+    result: RunResult = load(RunResult, reply.json()["result"], "result")
     return result

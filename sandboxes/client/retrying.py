@@ -8,7 +8,6 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import httpx
@@ -23,8 +22,8 @@ CONNECTIONS_PER_CLIENT = 8
 TRANSIENT = frozenset({408, 429, 502, 503, 504})
 """Statuses after which the request is repeated. 500 is not among them: the same request would fail again."""
 
-Read = Callable[["Reply"], Any]
-"""Reads the answer from a reply with status 200, 201 or 404."""
+Read = Callable[[httpx.Response], Any]
+"""Reads the answer from a response with status 200, 201 or 404."""
 
 
 class TransientError(Exception):
@@ -47,13 +46,13 @@ class Deadline(NamedTuple):
         return cls(timeout_s, time.monotonic() + timeout_s)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """Status and JSON of an HTTP response."""
-
-    status: int
-    data: Any
-    """The parsed body; ``None`` when it is not JSON."""
+def said(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object of a response; empty when it holds none."""
+    try:
+        data = response.json()
+    except ValueError:
+        data = None
+    return data if isinstance(data, dict) else {}
 
 
 class RetryingClient:
@@ -109,8 +108,8 @@ class RetryingClient:
                 if left_s <= 0:
                     raise TransientError("no time was left", waited=True)
                 async with asyncio.timeout(left_s):
-                    reply = await self._try(method, path, None if body is None else body(left_s), left_s)
-                return _read(read, reply)
+                    response = await self._try(method, path, None if body is None else body(left_s), left_s)
+                return _read(read, response)
             except TransientError as error:
                 fault = error
             except TimeoutError:
@@ -123,7 +122,7 @@ class RetryingClient:
                 raise _final_error(fault, what, self.url, tries, deadline.timeout_s)
             await asyncio.sleep(pause_s)
 
-    async def _try(self, method: str, path: str, body: Mapping[str, Any] | None, left_s: float) -> Reply:
+    async def _try(self, method: str, path: str, body: Mapping[str, Any] | None, left_s: float) -> httpx.Response:
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         timeout = httpx.Timeout(None, connect=min(CONNECT_S, left_s))
@@ -137,35 +136,30 @@ class RetryingClient:
             raise TransientError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         finally:
             self._busy[part] -= 1
-        try:
-            data = response.json()
-        except ValueError:
-            data = None
-        return _checked(Reply(status=response.status_code, data=data), response)
+        return _checked(response)
 
 
-def _checked(reply: Reply, response: httpx.Response) -> Reply:
-    """``reply`` if it is a success or a 404; other statuses raise the error that they stand for."""
-    if response.is_success or reply.status == 404:
-        return reply
-    told = reply.data.get("detail") if isinstance(reply.data, dict) else None
-    shown = told if isinstance(told, str) else response.text[:300]
-    kind = reply.data.get("kind") if isinstance(reply.data, dict) else None
-    if reply.status in TRANSIENT:
-        waited = reply.status in (429, 504) or kind == "queue_full"
-        raise TransientError(
-            f"{reply.status} {shown}", pause_s=retry_after_s(response.headers.get("retry-after", "")), waited=waited
-        )
-    if reply.status >= 500:
-        raise SandboxError(f"{response.url} failed with {reply.status}: {shown}")
-    if reply.status == 401:
+def _checked(response: httpx.Response) -> httpx.Response:
+    """``response`` if it is a success or a 404; other statuses raise the error that they stand for."""
+    status = response.status_code
+    if response.is_success or status == 404:
+        return response
+    data = said(response)
+    shown = data["detail"] if isinstance(data.get("detail"), str) else response.text[:300]
+    if status in TRANSIENT:
+        waited = status in (429, 504) or data.get("kind") == "queue_full"
+        pause_s = retry_after_s(response.headers.get("retry-after", ""))
+        raise TransientError(f"{status} {shown}", pause_s=pause_s, waited=waited)
+    if status >= 500:
+        raise SandboxError(f"{response.url} failed with {status}: {shown}")
+    if status == 401:
         raise ConfigError(f"{response.url} wants a token (RemoteSandbox(token=...)), or another one: {shown}")
-    raise ConfigError(f"{response.url} refused with {reply.status}: {shown}")
+    raise ConfigError(f"{response.url} refused with {status}: {shown}")
 
 
-def _read(read: Read, reply: Reply) -> Any:
+def _read(read: Read, response: httpx.Response) -> Any:
     try:
-        return read(reply)
+        return read(response)
     except (MalformedError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise TransientError(f"an answer in no known form: {type(error).__name__}: {error}") from error
 

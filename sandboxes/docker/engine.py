@@ -62,7 +62,6 @@ class Spawned:
     """A running container, and the host's end of its standard streams."""
 
     container: Any
-    client: Any
     stream: Any
 
 
@@ -178,7 +177,7 @@ class Engine:
                 self._remove(container)
             client.close()
             raise
-        return Spawned(container=container, client=client, stream=stream)
+        return Spawned(container=container, stream=stream)
 
     def set_memory(self, spawned: Spawned, memory_mb: int) -> None:
         """Change the limit of a container that runs."""
@@ -208,7 +207,7 @@ class Engine:
                 if part is not None:
                     part.close()
         self._remove(spawned.container)
-        spawned.client.close()
+        spawned.container.client.close()
 
     def remove_ended(self) -> None:
         """Remove what is left of processes that were killed; their containers have ended with them, because PID 1 then

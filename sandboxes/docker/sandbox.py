@@ -17,10 +17,9 @@ from pydantic import Field
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Language, Limits
 from sandboxes.docker.engine import DEFAULT_IMAGE, Engine, Plan, Shape
-from sandboxes.docker.inside.pid1 import FOLDER, START
+from sandboxes.docker.pid1 import FOLDER, START
 from sandboxes.docker.slot import ContainerSlot
-from sandboxes.languages import ROWS
-from sandboxes.programs import Place
+from sandboxes.programs import ROWS, Place
 from sandboxes.slots import Slots, SlotSandbox
 
 START_S = 120.0

@@ -9,25 +9,28 @@ processors of PID 1, which has the same user.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import io
+import json
 import secrets
+import select
+import struct
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from roll_envs.errors import ConfigError, SandboxError
-from roll_envs.sandbox import Isolation, Limits
-from sandboxes.docker.channel import Channel, ChannelClosedError, ChannelTimeoutError, Reply
+from roll_envs.sandbox import Isolation
 from sandboxes.docker.engine import Engine, Plan, Shape
-from sandboxes.docker.inside.pid1 import MOST_RESIDUE
-from sandboxes.local.inside import seccomp, wire
+from sandboxes.docker.pid1 import MOST_RESIDUE
+from sandboxes.local.inside import seccomp
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.pool import Ended, NotBegunError
 from sandboxes.programs import Order
-from sandboxes.slots import FETCH_BYTES, FLOOD
+from sandboxes.slots import FETCH_BYTES
 
 
 def judge(info: Mapping[str, Any], facts: Mapping[str, Any], *, runtime: str | None, unsafe: bool) -> Isolation:
@@ -73,6 +76,121 @@ _UNROUTED = frozenset({"tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vt
 """Network devices that some kernels create in every network namespace, down and without an address."""
 
 
+CHUNK = 1 << 18
+LAST_WORDS_S = 1.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Reply:
+    """The result and the output of one request."""
+
+    result: dict[str, Any] = field(default_factory=dict)
+    out: bytearray = field(default_factory=bytearray)
+    err: bytearray = field(default_factory=bytearray)
+    files: dict[str, bytearray] = field(default_factory=dict)
+    content: bytearray = field(default_factory=bytearray)
+    """Of the file that arrives now."""
+
+
+class Channel:
+    """The two directions of a container's attached streams, with a deadline on every wait; for one thread at a time.
+
+    What comes from the container is wrapped twice: by the engine, which marks stdout and stderr, and, on stdout, by
+    PID 1 (see ``pid1``).
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._socket = getattr(stream, "_sock", stream)  # the SDK wraps unix and tcp sockets in a file
+        self._engine_bytes = bytearray()
+        self._bytes = bytearray()
+        self._stderr = bytearray()
+
+    @property
+    def idle(self) -> bool:
+        """Whether the connection is open and no unexpected bytes have arrived."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not self._bytes and not self._engine_bytes and not poll.poll(0)
+
+    def request(
+        self, header: Mapping[str, Any], body: Sequence[bytes], *, deadline: float, before: Sequence[bytes] = ()
+    ) -> Reply:
+        """Send a request and read its reply; ``deadline`` is of ``time.monotonic``, ``before`` is sent first.
+
+        Raises ``TimeoutError`` at the deadline, and ``ConnectionError``, with the last output on stderr, where the
+        container or the connection to it is gone. PID 1 writes nothing before it has read the whole request, so the two
+        never wait for each other.
+        """
+        text = json.dumps(header).encode()
+        reply = Reply()
+        try:
+            self._allow_until(deadline)
+            # One write, so that each process on the way is woken once.
+            self._socket.sendall(b"".join([*before, struct.pack("!I", len(text)), text, *body]))
+            while not reply.result:
+                self._take_frame(reply, deadline)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            until = min(deadline, time.monotonic() + LAST_WORDS_S)
+            with contextlib.suppress(OSError):  # the reason may be on stderr
+                while time.monotonic() < until:
+                    self._receive(until)
+            said = self._stderr.decode("utf-8", "replace").strip()
+            raise ConnectionError(said or str(error)) from error
+        if reply.result.get("id") != header["id"]:
+            raise ConnectionError(f"an answer to another request ({reply.result.get('id')!r})")
+        return reply
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _take_frame(self, reply: Reply, deadline: float) -> None:
+        kind, length = struct.unpack("!cI", self._read(5, deadline))
+        sinks = {b"o": reply.out, b"e": reply.err, b"f": reply.content}
+        if kind not in (*sinks, b"n", b"r"):
+            raise ConnectionError(f"not a frame: {kind!r} and {bytes(self._bytes[:40])!r}")
+        content = self._read(length, deadline)
+        if kind == b"n":
+            reply.content = reply.files[content.decode()] = bytearray()
+        elif kind == b"r":
+            reply.result = json.loads(content)
+        else:
+            sinks[kind] += content
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        """From standard output of the container."""
+        while len(self._bytes) < count:
+            self._receive(deadline)
+        content = bytes(self._bytes[:count])
+        del self._bytes[:count]
+        return content
+
+    def _receive(self, deadline: float) -> None:
+        """Wait for bytes and remove the engine's framing. Raises ``OSError`` at the end of the connection."""
+        self._allow_until(deadline)
+        piece = self._socket.recv(CHUNK)
+        if not piece:
+            raise ConnectionError
+        buffer = self._engine_bytes
+        buffer += piece
+        while len(buffer) >= 8:
+            # Stream number (1 stdout, 2 stderr), three zero bytes, length, content.
+            kind, length = struct.unpack_from("!BxxxI", buffer)
+            if len(buffer) < 8 + length:
+                break
+            content = buffer[8 : 8 + length]
+            del buffer[: 8 + length]
+            if kind == 1:
+                self._bytes += content
+            else:
+                self._stderr = (self._stderr + content)[-4000:]
+
+    def _allow_until(self, deadline: float) -> None:
+        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+
+
 START_S = 30.0
 HELPER_S = 60.0
 """Time limit for copying files, and for emptying a container."""
@@ -91,7 +209,7 @@ def read(count):
 code = os.memfd_create("code")
 os.write(code, read(int(read(10))))
 sys.path.insert(0, f"/proc/self/fd/{code}")
-from sandboxes.docker.inside import pid1
+from sandboxes.docker import pid1
 os.close(code)
 del sys.path[0], read, code
 start = None
@@ -109,10 +227,10 @@ def _code() -> bytes:
     with zipfile.ZipFile(packed, "w") as file:
         for name in ("sandboxes", "sandboxes/local", "sandboxes/docker"):
             file.writestr(f"{name}/__init__.py", "")
-        for package in ("local/inside", "docker/inside"):
-            for module in root.joinpath(package).iterdir():
-                if module.name.endswith(".py"):
-                    file.writestr(f"sandboxes/{package}/{module.name}", module.read_bytes())
+        inside = [f"local/inside/{module.name}" for module in root.joinpath("local/inside").iterdir()]
+        for name in ("docker/pid1.py", *inside):
+            if name.endswith(".py"):
+                file.writestr(f"sandboxes/{name}", root.joinpath(name).read_bytes())
     return packed.getvalue()
 
 
@@ -132,8 +250,9 @@ class ContainerSlot:
         try:
             self._channel = Channel(self._spawned.stream)
             code = _code()
-            hello = {"preload": PRELOADED, "filter": seccomp.build(machine, seccomp.Rules(one_container=True)).hex()}
-            reply = self._request("hello", hello, wall_s=START_S, before=[b"%010d" % len(code), code])
+            calls = seccomp.build(machine, seccomp.Rules(one_container=True)).hex()
+            hello = {"order": "hello", "preload": PRELOADED, "filter": calls}
+            reply = self._request(hello, wall_s=START_S, before=[b"%010d" % len(code), code])
             if reply is None:
                 raise SandboxError(f"PID 1 itself does not fit into {plan.memory_mb} MB; raise Limits.memory_mb")
             self.facts = reply.result
@@ -158,60 +277,21 @@ class ContainerSlot:
         return not self._broken and self._channel.idle
 
     def run(self, order: Order, wall_s: float) -> Ended:
-        payload = wire.pack(order.head, order.blobs)
-        header = {"show_work": bool(order.fetch), "fetch": order.fetch, "max_bytes": FETCH_BYTES}
-        ended = self._bounded("run", header, order.limits, [payload, [order.stdin]], wall_s)
-        self._broken |= self._used_up
-        return ended
-
-    def open(self, head: Mapping[str, Any], limits: Limits) -> None:
-        self._set_memory(limits)
-        self._simple("session", {**head, "limits": asdict(limits)})
-
-    def cell(self, number: int, source: bytes, limits: Limits) -> Ended:
+        whole, bounds = order.message["order"] == "run", asdict(order.limits)
         try:
-            self._set_memory(limits)
+            self._set_memory(order.limits.memory_mb)
         except SandboxError:
-            if limits.memory_mb > self._memory_mb:
+            if whole or order.limits.memory_mb > self._memory_mb:
                 raise
-            held = {"limits": {**asdict(limits), "held": True}, "serial": number, "flood": 0}
-            told = self._request("cell", held, [[source]], wall_s=HELPER_S)
-            return Ended(report=None if told is None else told.result, oom=1)
-        return self._bounded("cell", {"serial": number}, limits, [[source]], limits.wall_s)
-
-    def write(self, path: str, content: bytes) -> str:
-        return str(self._simple("write", {"path": path}, [[content]]).result.get("text", ""))
-
-    def read(self, path: str, max_bytes: int) -> bytes | str:
-        reply = self._simple("read", {"path": path, "max_bytes": max_bytes})
-        if reply.result.get("size", 0) > max_bytes:
-            return f"it is longer than max_bytes={max_bytes}"
-        return str(reply.result["text"]) if "text" in reply.result else bytes(reply.files[""])
-
-    def end(self) -> None:
-        try:
-            self._heed(self._simple("end", {}))
-        except SandboxError:
-            self.close()
-        self._broken |= self._used_up
-
-    def _set_memory(self, limits: Limits) -> None:
-        if limits.memory_mb != self._memory_mb:
-            self._engine.set_memory(self._spawned, limits.memory_mb)
-            self._memory_mb = limits.memory_mb
-
-    def _bounded(
-        self, order: str, header: dict[str, Any], limits: Limits, parts: list[list[bytes]], wall_s: float
-    ) -> Ended:
-        """A request that runs a program."""
+            bounds["held"] = True  # the session holds more than that
         started = time.monotonic()
-        self._set_memory(limits)
-        header |= {"limits": asdict(limits), "flood": FLOOD * max(limits.output_bytes, 1 << 20)}
-        reply = self._request(order, header, parts, wall_s=wall_s)
+        message = {**order.message, "limits": bounds, "fetch": order.fetch, "max_bytes": FETCH_BYTES}
+        reply = self._request(message, order.parts, wall_s=wall_s)
         if reply is None:
             return Ended(oom=1, wall_s=time.monotonic() - started)
         told = reply.result
         self._heed(reply)
+        self._broken |= whole and self._used_up
         return Ended(
             report=told,
             killed_for=told["killed_for"],
@@ -225,21 +305,38 @@ class ContainerSlot:
             files={name: bytes(content) for name, content in reply.files.items()},
         )
 
+    def ask(self, message: Mapping[str, Any], content: bytes | None = None) -> tuple[dict[str, Any], bytes]:
+        if message["order"] == "session":
+            self._set_memory(message["limits"]["memory_mb"])
+        reply = self._simple(message, [] if content is None else [[content]])
+        return reply.result, bytes(reply.files.get("", b""))
+
+    def end(self) -> None:
+        try:
+            self._heed(self._simple({"order": "end"}))
+        except SandboxError:
+            self.close()
+        self._broken |= self._used_up
+
+    def _set_memory(self, memory_mb: int) -> None:
+        if memory_mb != self._memory_mb:
+            self._engine.set_memory(self._spawned, memory_mb)
+            self._memory_mb = memory_mb
+
     def _heed(self, reply: Reply) -> None:
         """Give the container to no other program where its memory might be counted, or its kills be blamed, there."""
         self._used_up |= bool(reply.result.get("oom")) or reply.result.get("residue", 0) > MOST_RESIDUE
 
-    def _simple(self, order: str, header: dict[str, Any], parts: Sequence[Sequence[bytes]] = ()) -> Reply:
+    def _simple(self, message: Mapping[str, Any], parts: Sequence[Sequence[bytes]] = ()) -> Reply:
         """A request that runs no program."""
-        reply = self._request(order, header, parts, wall_s=HELPER_S)
+        reply = self._request(message, parts, wall_s=HELPER_S)
         if reply is None:
             raise SandboxError(f"container {self.id[:12]} was ended by the kernel for want of memory")
         return reply
 
     def _request(
         self,
-        order: str,
-        header: Mapping[str, Any],
+        message: Mapping[str, Any],
         parts: Sequence[Sequence[bytes]] = (),
         *,
         wall_s: float,
@@ -249,17 +346,18 @@ class ContainerSlot:
 
         Raises :class:`SandboxError` when the container ends or is stuck.
         """
+        order = message["order"]
         sizes = [sum(map(len, part)) for part in parts]
-        header = {**header, "id": secrets.token_hex(8), "order": order, "wall_s": wall_s, "parts": sizes}
+        header = {**message, "id": secrets.token_hex(8), "wall_s": wall_s, "parts": sizes}
         body = [piece for part in parts for piece in part]
         try:
             reply = self._channel.request(header, body, deadline=time.monotonic() + wall_s + GRACE_S, before=before)
-        except ChannelTimeoutError:
+        except TimeoutError:
             self._broken = True
             raise SandboxError(
                 f"container {self.id[:12]} did not answer to {order!r} within {wall_s + GRACE_S:g} s"
             ) from None
-        except ChannelClosedError as error:
+        except OSError as error:
             self._broken = True
             state = self._engine.state(self._spawned)
             if state.get("OOMKilled"):

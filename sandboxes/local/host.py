@@ -14,7 +14,7 @@ from pathlib import Path
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import LANGUAGES, Language
-from sandboxes.languages import ROWS, check_language
+from sandboxes.programs import ROWS, check_language
 
 _LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32")
 # Links into /usr on most systems, which are made anew in the jail; folders on others, which are shown.
@@ -48,7 +48,7 @@ _LINKS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """The tree of the jail; see ``inside.root``."""
+    """The tree of the jail; see ``inside.jail``."""
 
     base: str
     binds: tuple[tuple[str, str], ...]

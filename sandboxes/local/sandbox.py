@@ -1,24 +1,36 @@
-"""``LocalSandbox``: a pool of slots on this machine, each with a jail."""
+"""``LocalSandbox``: a pool of slots on this machine, each with a jail of the strongest tier of isolation that works."""
 
 from __future__ import annotations
 
 import functools
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Isolation, Language, Limits
 from sandboxes.programs import Place
 from sandboxes.slots import Slots, SlotSandbox
 
-from .cgroups import remove_later
-from .host import View, executable, find_tool, installed_languages, view_of_host
+from . import host
+from .cgroups import CgroupParent, find_cgroup_parent, remove_later
+from .inside import seccomp, workspace
+from .inside.kernel import MACHINE
 from .slot import LocalSlot
-from .tiers import TIERS, Candidate, Tier, candidates
 
+Tier = Literal["full", "no-cgroup", "landlock"]
+TIERS: tuple[Tier, ...] = ("full", "no-cgroup", "landlock")
+
+_JAIL = (
+    "user-namespace pid-namespace mount-namespace network-namespace ipc-namespace uts-namespace read-only-root"
+).split()
+_ALWAYS = ("no-capabilities", "no-new-privileges", "seccomp", "rlimits")
+_CGROUP = ("cgroup-memory", "cgroup-pids")
+_TEXTS = ("/etc/ssl/openssl.cnf", "/etc/nsswitch.conf", "/etc/localtime", "/etc/hosts")
+"""Configuration that language runtimes and libraries read; nothing in it is secret."""
 START_S = 60.0
 
 
@@ -45,22 +57,22 @@ class LocalSandbox(SlotSandbox):
         minimum_isolation: Tier = "full",
     ) -> None:
         super().__init__(slots, limits)
-        view = view_of_host(installed_languages() if languages is None else languages, python_paths)
+        view = host.view_of_host(host.installed_languages() if languages is None else languages, python_paths)
         self.isolation = self._choose_isolation(view, minimum_isolation, preload)
         """The isolation tier in use, its layers, and the layers that are missing."""
 
-    def _choose_isolation(self, view: View, minimum: Tier, preload: Sequence[str]) -> Isolation:
+    def _choose_isolation(self, view: host.View, minimum: Tier, preload: Sequence[str]) -> Isolation:
         """Start the first slot with the strongest tier that works here; raise if that is below the minimum."""
         failed = []
         for candidate in candidates(view):
-            shown, tier = candidate.view(view), candidate.isolation.tier
-            self._place = _place(shown)
+            tier = candidate.isolation.tier
+            self._place = _place(candidate.view)
             try:
                 if candidate.refused:
                     raise SandboxError(candidate.refused)
                 # Whether a tier works is known only by trying: kernels and containers restrict namespaces in many
                 # ways. The other slots are made when they are needed.
-                self._begin(functools.partial(_new_slot, _plan(shown, preload, candidate), candidate), 1, START_S)
+                self._begin(functools.partial(_new_slot, _plan(preload, candidate), candidate), 1, START_S)
             except SandboxError as error:
                 failed.append(f"{tier!r}: {error}")
                 continue
@@ -78,15 +90,81 @@ class LocalSandbox(SlotSandbox):
         raise SandboxError(f"no local sandbox works here: {'; '.join(failed)}")
 
 
-def _place(view: View) -> Place:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One tier as this machine may support it; whether it works is found out by starting a slot with it."""
+
+    isolation: Isolation
+    """The layers that the tier consists of."""
+    view: host.View
+    """What programs see."""
+    rules: seccomp.Rules
+    place: CgroupParent | None
+    lacking: str = ""
+    """Why there is no cgroup; empty where there is one."""
+    workspace: dict[str, Any] | None = None
+    """Plan of ``inside.workspace`` without its folder; ``None`` for tiers with namespaces."""
+    refused: str = ""
+    """Why the tier is not tried; empty where it is."""
+
+
+def candidates(view: host.View) -> Iterator[Candidate]:
+    """All tiers, strongest first. Raises :class:`SandboxError` on machines that no filter is known for."""
+    if MACHINE not in seccomp.MACHINES:
+        raise SandboxError(f"no filter of system calls for {MACHINE}; the local sandbox runs on {seccomp.MACHINES}")
+    own = ("own-user",) if os.geteuid() == 0 else ()
+    place, lacking = find_cgroup_parent()
+    rules = seccomp.Rules(anonymous_memory=place is not None, sets_up_jails=True)
+    layers = (*_JAIL, *_ALWAYS, *own)
+    if place is not None:
+        place.sweep()
+        isolation = Isolation(tier="full", layers=(*layers, *_CGROUP))
+    else:
+        isolation = Isolation(tier="no-cgroup", layers=(*layers, "memory-watchdog"), missing=_CGROUP)
+    yield Candidate(isolation=isolation, view=view, rules=rules, place=place, lacking=lacking)
+    yield _without_namespaces(view, place, lacking)
+
+
+def _without_namespaces(view: host.View, place: CgroupParent | None, lacking: str) -> Candidate:
+    interpreter = [path for path in host.interpreter_paths() if os.path.exists(path)]
+    own_user = os.geteuid() == 0 and all(map(host.readable_by_all, interpreter))
+    counted = _CGROUP if place is not None else ("memory-watchdog",)
+    layers = (*_ALWAYS, *(("own-user",) if own_user else ()), *counted, "files-watchdog", "landlock")
+    missing = (*_JAIL, *(() if own_user else ("own-user",)), *(() if place is not None else _CGROUP))
+    refused = "" if workspace.landlock_abi() else "this kernel has no Landlock, or does not use it"
+    # Processes of a run are found by these lists, which need CONFIG_PROC_CHILDREN.
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        refused = "the kernel does not list children"
+    rules = seccomp.Rules(
+        on_host=True,
+        anonymous_memory=place is not None,
+        # Signals to other users' processes are refused by the kernel; with the caller's own user only Landlock can.
+        signals=own_user or workspace.landlock_abi() >= workspace.SIGNALS_ABI,
+        # The caller's files could be changed by chmod and the like, which Landlock does not restrict.
+        attributes=own_user,
+    )
+    # Without a mount namespace every file has the path that it has on this machine.
+    packages = tuple(source for source, target in view.binds if target in view.packages)
+    return Candidate(
+        isolation=Isolation(tier="landlock", layers=layers, missing=missing),
+        view=replace(view, packages=packages),
+        rules=rules,
+        place=place,
+        lacking=lacking,
+        workspace={"user": own_user, "read": [*host.readable_parts(view), *_TEXTS]},
+        refused=refused,
+    )
+
+
+def _place(view: host.View) -> Place:
     environ = {"PATH": view.path, "HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", "USER": "sandbox"}
     if view.packages:
         environ["PYTHONPATH"] = ":".join(view.packages)
-    return Place(environ=environ, tools=view.tools, python=executable(), refuse=_refuse)
+    return Place(environ=environ, tools=view.tools, python=host.executable(), refuse=_refuse)
 
 
 def _refuse(language: Language) -> NoReturn:
-    find_tool(language)
+    host.find_tool(language)
     raise ConfigError(f"language {language!r} is installed, but was left out of this sandbox's languages=...")
 
 
@@ -96,7 +174,7 @@ def _new_slot(plan: dict[str, Any], chosen: Candidate, shape: object) -> LocalSl
     except OSError as error:
         raise SandboxError(f"no cgroup can be made any more: {error}") from None
     try:
-        return LocalSlot({**plan, **_slot_plan(plan, chosen)}, folders, chosen.isolation)
+        return LocalSlot({**plan, **_slot_plan(plan, chosen), "cgroup": folders}, chosen.isolation)
     except BaseException:
         remove_later(folders.values())
         raise
@@ -117,9 +195,11 @@ def _slot_plan(plan: dict[str, Any], chosen: Candidate) -> dict[str, Any]:
     return {"ids": None, "workspace": {**workspace, "user": user, "folder": folder, "filter": plan["seccomp"]}}
 
 
-def _plan(view: View, preload: Sequence[str], candidate: Candidate) -> dict[str, Any]:
-    """The part of the plan that all slots have in common."""
-    return {**asdict(view), "preload": [*PRELOADED, *preload], "seccomp": candidate.filter()}
+def _plan(preload: Sequence[str], chosen: Candidate) -> dict[str, Any]:
+    """The part of the plan that all slots have in common; the filter is for the zygote, or for each program without
+    namespaces."""
+    code = seccomp.build(MACHINE, chosen.rules).hex()
+    return {**asdict(chosen.view), "preload": [*PRELOADED, *preload], "seccomp": code}
 
 
 PRELOADED = (

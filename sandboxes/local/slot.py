@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from roll_envs.errors import SandboxError
-from roll_envs.sandbox import Isolation, Limits
+from roll_envs.sandbox import Isolation
 from sandboxes.pool import Ended, NotBegunError
 from sandboxes.programs import Order
-from sandboxes.slots import FETCH_BYTES, FLOOD, chosen_cpus
+from sandboxes.slots import FETCH_BYTES, chosen_cpus
 
 from .cgroups import remove_later
 from .host import executable
 from .inside import wire
-from .inside.files import open_plain
+from .inside.files import plain_files
 
 _INSIDE = str(Path(__file__).parent)
 # Started in the folder of ``inside``, of which no argument tells, since every user sees those in /proc. ``start`` is
@@ -38,85 +38,25 @@ _BOOT = (
     "if start: start()\n"
 )
 START_S = 20.0
+PIPE_BYTES = 1 << 16
+"""The usual capacity of a pipe on Linux."""
 GRACE_S = 5.0
 """How long trusted processes may take for their own work, such as to set up a run or to kill one."""
 
 
-def read_plain(fd: int, most: int) -> bytes | str:
-    """All of a plain file through an open descriptor, which is closed; or why not."""
-    with os.fdopen(fd, "rb") as file:
-        size = os.fstat(fd).st_size
-        return file.read(size) if size <= most else f"it is longer than max_bytes={most}"
-
-
-def _readable(timeout_s: float, *channels: socket.socket) -> list[int]:
+def _readable(timeout_s: float, channel: socket.socket) -> bool:
     """Wait for a message; with ``poll``, since the caller may have more descriptors than ``select`` can take."""
     poll = select.poll()
-    for channel in channels:
-        poll.register(channel, select.POLLIN)
-    return [fd for fd, _ in poll.poll(1000 * max(0.0, timeout_s))]
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(1000 * max(0.0, timeout_s)))
 
 
 def _fetch(folder: int, names: Sequence[str]) -> dict[str, bytes]:
     """The plain files among ``names`` below ``folder``, which is closed."""
-    files: dict[str, bytes] = {}
     try:
-        for name in names:
-            fd = open_plain(folder, name)
-            content = "" if fd is None else read_plain(fd, FETCH_BYTES - sum(map(len, files.values())))
-            if isinstance(content, bytes):
-                files[name] = content
+        return {name: file.read(size) for name, file, size in plain_files(folder, names, FETCH_BYTES)}
     finally:
         os.close(folder)
-    return files
-
-
-class Output:
-    """The two pipes of a program; of each the first ``keep`` bytes are kept."""
-
-    def __init__(self, keep: int) -> None:
-        pairs = [os.pipe(), os.pipe()]
-        self.readers = [pair[0] for pair in pairs]
-        self.writers = [pair[1] for pair in pairs]
-        for reader in self.readers:
-            os.set_blocking(reader, False)
-        self.kept = (bytearray(), bytearray())
-        self.dropped = [0, 0]
-        self._keep = keep
-
-    @property
-    def flooded(self) -> bool:
-        return sum(self.dropped) > FLOOD * max(self._keep, 1 << 20)
-
-    def read(self, fd: int) -> int | None:
-        """Read one chunk; its length is 0 at the end of the pipe, and ``None`` where there is nothing yet."""
-        try:
-            # 64 KB is the usual capacity of a pipe on Linux.
-            part = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return None
-        index = self.readers.index(fd)
-        room = self._keep - len(self.kept[index])
-        self.kept[index].extend(part[:room])
-        self.dropped[index] += max(0, len(part) - room)
-        return len(part)
-
-    def drain(self) -> None:
-        """Read what the pipes still hold after the program has ended."""
-        for fd in self.readers:
-            # In a session, processes left in the background may still write: the flood limit ends the loop.
-            while not self.flooded and self.read(fd):
-                pass
-
-    def close_writers(self) -> None:
-        """Close the write ends, after they have been sent to the jail."""
-        for fd in self.writers:
-            os.close(fd)
-        self.writers.clear()
-
-    def close(self) -> None:
-        for fd in (*self.readers, *self.writers):
-            os.close(fd)
 
 
 class LocalSlot:
@@ -124,11 +64,11 @@ class LocalSlot:
 
     shape = None
 
-    def __init__(self, plan: Mapping[str, Any], cgroup: Mapping[str, str], isolation: Isolation) -> None:
+    def __init__(self, plan: Mapping[str, Any], isolation: Isolation) -> None:
         cpus = chosen_cpus()
         self.isolation = isolation
         self.alive = True
-        self._folders = list(cgroup.values())
+        self._folders = list(plan["cgroup"].values())
         self._workspace: str = plan["workspace"]["folder"] if plan["workspace"] else ""
         self._serial = 0
         self._gone = 0
@@ -155,38 +95,54 @@ class LocalSlot:
         try:
             if cpus:  # before it is told to begin; what it starts inherits it
                 os.sched_setaffinity(self._supervisor.pid, cpus)
-            wire.send(control, {**plan, "cgroup": dict(cgroup), "owner": os.getpid()})
-            message: Mapping[str, Any] | None = {"event": "fault", "text": f"no sign of life within {START_S:g} s"}
-            if _readable(START_S, control):
-                message, _ = wire.receive(control)
+            wire.send(control, {**plan, "owner": os.getpid()})
+            reason = f"no sign of life within {START_S:g} s"
+            if _readable(START_S, work):
+                message, _ = wire.receive(work)
+                reason = "it ended" if message is None else message.get("text", "")
         except OSError:
-            message = {"event": "fault", "text": f"the sandbox's own process ended at once ({python} -S -c ...)"}
-        if message is None or message["event"] != "up":
+            reason = f"the sandbox's own process ended at once ({python} -S -c ...)"
+        if reason:
             self.close()
-            reason = "it ended" if message is None else message["text"]
             raise SandboxError(f"the jail could not be made: {reason}")
 
     def run(self, order: Order, wall_s: float) -> Ended:
-        self._serial += 1
-        with contextlib.closing(Output(order.limits.output_bytes)) as output:
-            payload = wire.sealed(*wire.pack(order.head, order.blobs))
-            text = wire.sealed(order.stdin) if order.stdin else os.open("/dev/null", os.O_RDONLY)
-            message = {"order": "run", "limits": asdict(order.limits), "show_work": bool(order.fetch)}
-            self._order(message, [payload, text], output.writers)
-            output.close_writers()
-            ended = self._wait_for_end(output, wall_s, self._kill)
+        if order.message["order"] == "run":
+            self._serial += 1
+            return self._run(order, wall_s, self._kill)
+        with self._at_work():
+            return self._run(order, wall_s, lambda: self._order({"order": "stop"}))
+
+    def _run(self, order: Order, wall_s: float, stop: Callable[[], None]) -> Ended:
+        kept, buffer = (bytearray(), bytearray()), memoryview(bytearray(PIPE_BYTES))
+        output = wire.Output(order.limits.output_bytes, lambda index, part: kept[index].extend(part), buffer)
+        with contextlib.closing(output):
+            # In memory files: a message of the channel must not be longer than 64 KB.
+            fds = [wire.sealed(*part) if any(part) else os.open("/dev/null", os.O_RDONLY) for part in order.parts]
+            self._order({**order.message, "limits": asdict(order.limits)}, [*fds, *output.hand_over()])
+            ended = self._wait_for_end(output, wall_s, stop)
+        ended.stdout, ended.stderr = (bytes(part) for part in kept)
         if self._folder is not None:
             try:
                 ended.files = _fetch(self._folder, order.fetch)
             finally:
-                if self._workspace:
-                    self._confirm_fetched()
+                # Without namespaces the next run clears the folder of this one, so init waits until it has been read.
+                with contextlib.suppress(OSError):  # init is gone: the next order finds that out
+                    if self._workspace:
+                        wire.send(self._work, {"order": "fetched"})
         return ended
 
-    def open(self, head: Mapping[str, Any], limits: Limits) -> None:
-        self._serial += 1
-        self._order({"order": "session", **head, "limits": asdict(limits)})
-        self._answer()
+    def ask(self, message: Mapping[str, Any], content: bytes | None = None) -> tuple[dict[str, Any], bytes]:
+        if message["order"] == "session":
+            self._serial += 1
+        with self._at_work():
+            self._order(message, [] if content is None else [wire.sealed(content)])
+            answer, fds = self._answer(GRACE_S if content is None else 30.0)
+        found = b""
+        for fd in fds:
+            with open(fd, "rb") as file:
+                found = file.read(answer["size"]) if answer["size"] <= message["max_bytes"] else b""
+        return answer, found
 
     def _weigh(self, *, active: bool) -> None:
         """Share of the processor of a session: as one ordinary process, or, between orders, next to nothing, so that
@@ -204,72 +160,48 @@ class LocalSlot:
         finally:
             self._weigh(active=False)
 
-    def cell(self, number: int, source: bytes, limits: Limits) -> Ended:
-        with self._at_work(), contextlib.closing(Output(limits.output_bytes)) as output:
-            # In a memory file: a message of the channel must not be longer than 64 KB.
-            payload = wire.sealed(source)
-            self._order({"order": "cell", "serial": number, "limits": asdict(limits)}, [payload], output.writers)
-            output.close_writers()
-            return self._wait_for_end(output, limits.wall_s, lambda: self._order({"order": "stop"}))
-
-    def write(self, path: str, content: bytes) -> str:
-        with self._at_work():
-            self._order({"order": "write", "path": path}, [wire.sealed(content)])
-            message, _ = self._answer(30.0)
-        return str(message.get("text", ""))
-
-    def read(self, path: str, max_bytes: int) -> bytes | str:
-        with self._at_work():
-            self._order({"order": "read", "path": path})
-            message, fds = self._answer()
-        return read_plain(fds[0], max_bytes) if fds else str(message["text"])
-
-    def _confirm_fetched(self) -> None:
-        """Tell init that the files have been read: without namespaces the next run clears the folder of this one."""
-        with contextlib.suppress(OSError):  # init is gone: the next order finds that out
-            wire.send(self._work, {"order": "fetched"})
-
-    def _order(self, message: Mapping[str, Any], own: Sequence[int] = (), lent: Sequence[int] = ()) -> None:
-        """Send an order with the descriptors ``own``, which are closed, and ``lent``."""
+    def _order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send an order with descriptors, which are closed."""
         try:
-            wire.send(self._work, message, [*own, *lent])
+            wire.send(self._work, message, fds)
         except OSError as error:
             self._fail(f"it takes no orders ({error.strerror})", begun=False)
         finally:
-            for fd in own:
+            for fd in fds:
                 os.close(fd)
 
     def _answer(self, timeout_s: float = GRACE_S) -> tuple[dict[str, Any], list[int]]:
         """The answer to an order that involves no program."""
         deadline = time.monotonic() + timeout_s
         while True:
-            ready = _readable(deadline - time.monotonic(), self._work, self._control)
-            if not ready:
+            if not _readable(deadline - time.monotonic(), self._work):
                 self._fail(f"no answer within {timeout_s:g} s")
-            if self._work.fileno() in ready:
-                return self._receive(self._work)
-            self._gone = self._receive(self._control)[0]["serial"]
-            if self._gone >= self._serial:
+            message, fds = self._receive()
+            if message["event"] != "gone":
+                return message, fds
+            if self._gone == self._serial:
                 self._fail("the session has ended, because its first process was killed", begun=False)
 
-    def _receive(self, channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
         """The next message; fails where none can come, or where it says that the jail failed."""
         try:
-            message, fds = wire.receive(channel)
+            message, fds = wire.receive(self._work)
         except OSError as error:
             self._fail(f"its channel broke ({error.strerror})")
         if message is None:
-            self._fail("its first process ended" if channel is self._control else "it ended")
+            self._fail("it ended")
         if message["event"] == "fault":
             self._fail(message["text"], begun=message.get("begun", True))
+        if message["event"] == "gone":  # the init of this order, or still of the last
+            self._gone = message["serial"]
         return message, fds
 
-    def _wait_for_end(self, output: Output, wall_s: float, stop: Callable[[], None]) -> Ended:
+    def _wait_for_end(self, output: wire.Output, wall_s: float, stop: Callable[[], None]) -> Ended:
         """Read the output until init reports or has ended; ``stop`` is called when a limit is reached before."""
         started = time.monotonic()
         ended, self._folder = Ended(), None
         poll = select.poll()
-        for fd in (*output.readers, self._work.fileno(), self._control.fileno()):
+        for fd in (*output.readers, self._work.fileno()):
             poll.register(fd, select.POLLIN)
         deadline = started + wall_s
         while ended.report is None and self._gone < self._serial:
@@ -285,15 +217,13 @@ class LocalSlot:
             # A millisecond more than is left, so that the loop does not spin just before the deadline.
             for fd, _ in poll.poll(left * 1000 + 1):
                 if fd in output.readers:
-                    if output.read(fd) == 0:
+                    output.read(fd)
+                    if fd not in output.open:
                         poll.unregister(fd)
-                elif fd == self._work.fileno():
-                    self._read_report(ended)
                 else:
-                    self._read_control(ended)
+                    self._read_report(ended)
         ended.wall_s = time.monotonic() - started
         output.drain()
-        ended.stdout, ended.stderr = (bytes(part) for part in output.kept)
         ended.stdout_dropped, ended.stderr_dropped = output.dropped
         return ended
 
@@ -309,29 +239,22 @@ class LocalSlot:
         deadline = time.monotonic() + GRACE_S
         with contextlib.suppress(SandboxError):  # which has closed the slot
             while self._gone < self._serial:
-                if not _readable(deadline - time.monotonic(), self._control):
+                if not _readable(deadline - time.monotonic(), self._work):
                     self._fail("its programs could not be killed")
-                self._gone = self._receive(self._control)[0]["serial"]
-            while _readable(0.0, self._work):
-                for fd in self._receive(self._work)[1]:  # of late messages that no caller waits for
+                for fd in self._receive()[1]:  # of late messages that no caller waits for
                     os.close(fd)
 
     def _read_report(self, ended: Ended) -> None:
-        ended.report, fds = self._receive(self._work)
-        self._folder = fds[0] if fds else None
-        ended.oom, ended.peak = ended.report["oom"], ended.report["peak"]
-
-    def _read_control(self, ended: Ended) -> None:
-        message, _ = self._receive(self._control)
-        self._gone = message["serial"]
-        if self._gone == self._serial and ended.report is None:
-            while ended.report is None and _readable(0.0, self._work):
-                self._read_report(ended)  # its report may have arrived before the notice of its end
-            ended.oom = max(ended.oom, message.get("oom", 0))
-            if ended.peak is None:
-                ended.peak = message.get("peak")
-            if ended.report is None and not ended.killed_for and not ended.oom:
-                self._fail(f"init ended unasked (status {message['status']})")
+        """The report of init, or, where it was killed, of the zygote, which comes after it."""
+        message, fds = self._receive()
+        if message["event"] != "gone":
+            ended.report = message
+            self._folder = fds[0] if fds else None
+        elif self._gone < self._serial:
+            return
+        ended.oom, ended.peak = message.get("oom", 0), message.get("peak")
+        if ended.report is None and not ended.killed_for and not ended.oom:
+            self._fail(f"init ended unasked (status {message['status']})")
 
     def _fail(self, reason: str, *, begun: bool = True) -> NoReturn:
         self.close()

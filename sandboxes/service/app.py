@@ -1,31 +1,218 @@
-"""The web application: its routes and the functions that answer them."""
+"""The web application: the service with its pool and sessions, how one request is answered, and the routes."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+import prometheus_client as prometheus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from roll_envs.sandbox import Sandbox
-from sandboxes.service import native
 from sandboxes.service.fusion import run_code, run_jupyter
 from sandboxes.service.judge import judge
-from sandboxes.service.messages import Answer, Refusal, encode_json
-from sandboxes.service.service import Service
+from sandboxes.service.messages import Answer, BodyBudget, Refusal, read_json, refusal_of
+from sandboxes.service.native import Sessions, run_native
+from sandboxes.service.pool import OVERRUN_S, Pool
 from sandboxes.service.settings import Settings
 from sandboxes.service.submit import submit
 from sandboxes.service.wire import VERSION, dump
 
+log = logging.getLogger("roll_sandbox.requests")
+
+Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Answer]]
+
+# Goes into the log and into a header, so it may hold neither spaces nor line ends.
+GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+DRAIN_STEP_S = 0.05
+EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class Service:
+    """Started and closed by the application's lifespan; used on one event loop."""
+
+    def __init__(self, make: Callable[[], Sandbox], settings: Settings) -> None:
+        self.settings = settings
+        self.registry = to = prometheus.CollectorRegistry()
+        self.pool = Pool(make, settings, to)
+        self.sessions = Sessions(self.pool, settings)
+        self.body_budget = BodyBudget(settings.max_held_bytes)
+        self.active = 0
+        """Requests that have not been answered yet."""
+        self._reaper: asyncio.Task[None] | None = None
+        prometheus.ProcessCollector(registry=to)
+        opened = prometheus.Gauge("roll_sandbox_sessions_open", "Open sessions.", registry=to)
+        opened.set_function(lambda: len(self.sessions))
+        text = "Answers by route and HTTP status."
+        self._requests = prometheus.Counter("roll_sandbox_requests", text, ("route", "status"), registry=to)
+        text = "What became of programs, by route."  # Success, Failed, SandboxError, ok, error, timeout, ...
+        self._outcomes = prometheus.Counter("roll_sandbox_outcomes", text, ("route", "outcome"), registry=to)
+        text = "Requests whose client went away before the answer."
+        self._cancelled = prometheus.Counter("roll_sandbox_cancelled", text, registry=to)
+        text = "Time from the request to the answer."
+        self._latency = prometheus.Histogram(
+            "roll_sandbox_request_seconds", text, ("route",), buckets=EDGES_S, registry=to
+        )
+
+    async def start(self) -> None:
+        """Make the workers."""
+        await self.pool.start()
+        self._reaper = asyncio.get_running_loop().create_task(self.sessions.reap())
+
+    async def drain(self) -> bool:
+        """Refuse new requests and wait at most ``drain_timeout_s`` for the others; returns whether all finished."""
+        self.pool.drain()
+        deadline = time.monotonic() + self.settings.drain_timeout_s
+        while self.active and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_STEP_S)
+        return not self.active
+
+    async def close(self) -> None:
+        """End all sessions, requests and workers."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reaper
+        await self.sessions.close_all()
+        await self.pool.close()
+
+    async def answer(
+        self, request: Request, route: str, handler: Handler, *, full_status: int = 429, body: bool = True
+    ) -> Answer:
+        """Answer with ``handler``, or with the refusal that its error stands for; counted, logged, limited in time, and
+        cancelled when the client disconnects. ``handler`` gets the JSON object of the body, ``{}`` without ``body``."""
+        given = request.headers.get("x-request-id", "")
+        name = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+        started = time.monotonic()
+        self.active += 1
+        try:
+            try:
+                self._admit(request)
+                with self.body_budget.reserve() as hold:
+                    data = await read_json(request, self.settings, hold) if body else {}
+                    answer = await self._until_gone(request, handler(data))
+            except Exception as error:
+                answer = self._refuse(error, full_status, name)
+        finally:
+            self.active -= 1
+        seconds = time.monotonic() - started
+        self._requests.labels(route, answer.status_code).inc()
+        self._latency.labels(route).observe(seconds)
+        if answer.outcome:
+            self._outcomes.labels(route, answer.outcome).inc()
+        if answer.status_code == 499:
+            self._cancelled.inc()
+        log.info("%s %s %d %s %.3f s", name, route, answer.status_code, answer.outcome or "-", seconds)
+        answer.headers["X-Request-Id"] = name
+        return answer
+
+    async def show_metrics(self, _: dict[str, Any]) -> Answer:
+        """The page of ``GET /metrics``."""
+        page = prometheus.generate_latest(self.registry)
+        return Answer(page, headers={"Content-Type": prometheus.CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def show_health(self, _: Request) -> Answer:
+        """``GET /v1/health``."""
+        pool = self.pool
+        status = "draining" if pool.draining else "ok" if pool.alive else "no_workers"
+        body = {
+            "service": "roll-sandbox",
+            "api": VERSION,
+            "status": status,
+            "slots": pool.slots,
+            "workers_alive": pool.alive,
+            "running": pool.running,
+            "waiting": pool.waiting,
+            "sessions": len(self.sessions),
+            "isolation": dump(pool.isolation),
+        }
+        return Answer(body, status=200 if status == "ok" else 503)
+
+    def _refuse(self, error: Exception, full_status: int, name: str) -> Answer:
+        refusal = refusal_of(error, full_status)
+        if refusal is not None:
+            return refusal.answer()
+        log.error("%s failed", name, exc_info=error)
+        return Refusal(500, "fault", f"an error in this service, logged as {name}").answer()
+
+    def _admit(self, request: Request) -> None:
+        if not is_allowed(request.headers.get("authorization"), self.settings.tokens):
+            challenge = {"WWW-Authenticate": 'Bearer realm="roll-sandbox"'}
+            message = "send Authorization: Bearer TOKEN (or a URL like http://x:TOKEN@host:port)"
+            raise Refusal(401, "unauthorized", message, challenge)
+
+    async def _until_gone(self, request: Request, answering: Coroutine[Any, Any, Answer]) -> Answer:
+        """Await ``answering`` unless the client disconnects or the longest time for a request is over."""
+        most_s = self.settings.max_request_s + 2 * self.settings.queue_timeout_s + OVERRUN_S
+        work = asyncio.create_task(answering)
+        gone = asyncio.create_task(_until_disconnect(request))
+        try:
+            await asyncio.wait([work, gone], timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            if gone.done():
+                raise Refusal(499, "gone", "the client went away")
+            raise Refusal(504, "deadline", f"the request took more than {most_s:g} s", {"Retry-After": "1"})
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _until_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def is_allowed(header: str | None, tokens: Sequence[str]) -> bool:
+    """Whether the value of ``Authorization`` holds one of ``tokens``; without tokens every request is allowed.
+
+    The token is the value of Bearer or the password of Basic; Basic is for clients that can only be given a URL:
+    ``http://x:TOKEN@host:8080/run_code``.
+
+    Every token is compared, in constant time, so that timing tells nothing about them.
+    """
+    if not tokens:
+        return True
+    given = _digest(_token_of(header or ""))
+    matches = [hmac.compare_digest(given, _digest(token.encode())) for token in tokens]
+    return any(matches)
+
+
+def _digest(token: bytes) -> bytes:
+    # Of equal length, so that the comparison does not tell how long a token is.
+    return hashlib.sha256(token).digest()
+
+
+def _token_of(header: str) -> bytes:
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode("utf-8", "replace")
+    if scheme.lower() == "basic":
+        try:
+            decoded = base64.b64decode(value.strip(), validate=True)
+        except ValueError:
+            return b""
+        return decoded.partition(b":")[2]
+    return b""
+
+
 FUSION = {"/run_code": run_code, "/run_jupyter": run_jupyter, "/submit": submit}
 """SandboxFusion's routes; their status when the queue is full can be configured."""
-OWN = {"/judge": judge, "/v1/run": native.run_native}
+OWN = {"/judge": judge, "/v1/run": run_native}
 SESSION = "/v1/sessions/{name}"
 
 
@@ -40,20 +227,13 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
     def route(method: str, path: str, answer: Callable[..., Coroutine[Any, Any, Answer]], **options: Any) -> Route:
         label = path.replace("{name}", "close") if path == SESSION else path.replace("/{name}", "")
 
-        async def endpoint(request: Request) -> Response:
+        async def endpoint(request: Request) -> Answer:
             return await service.answer(request, label, partial(answer, **request.path_params), **options)
 
         return Route(path, endpoint, methods=[method])
 
-    async def metrics(_: dict[str, Any]) -> Answer:
-        return Answer(body={}, text=service.metrics.render())
-
-    async def health(_: Request) -> Response:
-        body = _health(service)
-        return Response(encode_json(body), 200 if body["status"] == "ok" else 503, media_type="application/json")
-
-    async def ping(_: Request) -> Response:
-        return Response(b'"pong"', media_type="application/json")
+    async def ping(_: Request) -> Answer:
+        return Answer("pong")
 
     @contextlib.asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
@@ -69,12 +249,12 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
             for path, answer in FUSION.items()
         ),
         *(route("POST", path, partial(answer, pool, settings)) for path, answer in OWN.items()),
-        route("POST", "/v1/sessions", partial(native.open_session, sessions, settings)),
-        route("POST", f"{SESSION}/run", partial(native.run_cell, sessions, settings)),
-        route("POST", f"{SESSION}/files", partial(native.move_file, sessions, settings)),
-        route("DELETE", SESSION, partial(native.close_session, sessions), body=False),
-        route("GET", "/metrics", metrics, body=False),
-        Route("/v1/health", health, methods=["GET"]),
+        route("POST", "/v1/sessions", sessions.open),
+        route("POST", f"{SESSION}/run", sessions.run_cell),
+        route("POST", f"{SESSION}/files", sessions.move_file),
+        route("DELETE", SESSION, sessions.end, body=False),
+        route("GET", "/metrics", service.show_metrics, body=False),
+        Route("/v1/health", service.show_health, methods=["GET"]),
         Route("/v1/ping", ping, methods=["GET"]),
     ]
     app = Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _no_route})
@@ -83,25 +263,8 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
     return app
 
 
-def _health(service: Service) -> dict[str, Any]:
-    pool = service.pool
-    status = "draining" if pool.draining else "ok" if pool.alive else "no_workers"
-    return {
-        "service": "roll-sandbox",
-        "api": VERSION,
-        "status": status,
-        "slots": pool.slots,
-        "workers_alive": pool.alive,
-        "running": pool.running,
-        "waiting": pool.waiting,
-        "sessions": len(service.sessions),
-        "isolation": dump(pool.isolation),
-    }
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _no_route(request: Request, error: Exception) -> Answer:
     assert isinstance(error, HTTPException)
     known = ", ".join([*FUSION, *OWN, "/v1/sessions", "/v1/health", "/v1/ping", "/metrics"])
     message = f"{request.method} {request.url.path[:80]}: {error.detail}; there are {known}"
-    answer = Refusal(error.status_code, "not_found", message).answer()
-    return Response(encode_json(answer.body), error.status_code, error.headers, "application/json")
+    return Refusal(error.status_code, "not_found", message, error.headers).answer()

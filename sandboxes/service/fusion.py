@@ -19,7 +19,7 @@ import pydantic
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, explained
-from sandboxes.languages import FUSION_NAMES
+from sandboxes.programs import FUSION_NAMES
 from sandboxes.service.messages import Answer, Refusal, check_code, check_paths, fill, read_files
 from sandboxes.service.pool import Pool
 from sandboxes.service.settings import Settings
@@ -39,20 +39,29 @@ PYTEST = (
 )
 
 
-class RunCodeForm(pydantic.BaseModel):
-    """SandboxFusion's ``RunCodeRequest``; fields it does not have are ignored, as there."""
+class FusionForm(pydantic.BaseModel):
+    """A request of SandboxFusion's; fields it does not have are ignored, as there."""
 
     model_config = pydantic.ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    compile_timeout: float = pydantic.Field(default=10.0, gt=0)
-    run_timeout: float = pydantic.Field(default=10.0, gt=0)
+
+class RunForm(FusionForm):
+    """What requests to run something have in common."""
+
     # SandboxFusion's spelling; -1 means no limit there and the service's default here.
     memory_limit_MB: int = -1
+    files: dict[str, str | None] = {}
+    fetch_files: list[str] = []
+
+
+class RunCodeForm(RunForm):
+    """SandboxFusion's ``RunCodeRequest``."""
+
+    compile_timeout: float = pydantic.Field(default=10.0, gt=0)
+    run_timeout: float = pydantic.Field(default=10.0, gt=0)
     code: str
     stdin: str | None = None
     language: str
-    files: dict[str, str | None] = {}
-    fetch_files: list[str] = []
     args: list[str] = []
 
 
@@ -65,7 +74,7 @@ async def run_code(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answ
     notes = [body["message"]] if body["message"] else []
     if form.run_timeout > limits.wall_s:
         notes.append(f"run_timeout {form.run_timeout:g} was cut to {limits.wall_s:g} (--max-run)")
-    return Answer(body={**body, "message": "; ".join(notes)}, outcome=body["status"])
+    return Answer({**body, "message": "; ".join(notes)}, outcome=body["status"])
 
 
 def fusion_program(form: RunCodeForm, pool: Pool, settings: Settings) -> tuple[Program, Limits]:
@@ -97,7 +106,7 @@ def fusion_program(form: RunCodeForm, pool: Pool, settings: Settings) -> tuple[P
     return program, limits
 
 
-def _memory_mb(form: RunCodeForm | RunJupyterForm, settings: Settings) -> int:
+def _memory_mb(form: RunForm, settings: Settings) -> int:
     return min(form.memory_limit_MB if form.memory_limit_MB > 0 else settings.default_memory_mb, settings.max_memory_mb)
 
 
@@ -158,18 +167,13 @@ submission, where it is cut short."""
 TAKE = "__import__('notebook_displays').take()"
 
 
-class RunJupyterForm(pydantic.BaseModel):
+class RunJupyterForm(RunForm):
     """SandboxFusion's ``RunJupyterRequest``."""
-
-    model_config = pydantic.ConfigDict(extra="ignore", allow_inf_nan=False)
 
     cells: list[str]
     cell_timeout: float = pydantic.Field(default=0.0, ge=0)
     total_timeout: float = pydantic.Field(default=45.0, gt=0)
-    memory_limit_MB: int = -1
     kernel: Literal["python3"] = "python3"
-    files: dict[str, str | None] = {}
-    fetch_files: list[str] = []
 
 
 async def run_jupyter(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
@@ -196,7 +200,7 @@ async def run_jupyter(pool: Pool, settings: Settings, data: dict[str, Any]) -> A
         body = await pool.run(job, wait_s=settings.queue_timeout_s, work_s=total_s)
     except SandboxError as error:
         body = _body("SandboxError", message=str(error), driver=None, cells=[])
-    return Answer(body=body, outcome=body["status"])
+    return Answer(body, outcome=body["status"])
 
 
 def _run_cells(

@@ -125,4 +125,4 @@ def _verdict_body(cases: list[CaseResult], form: JudgeForm, seconds: float) -> A
         "can_be_cheated": any(case.inside for case in cases),
         "request_s": seconds,
     }
-    return Answer(body=body, outcome="passed" if passed else "not passed")
+    return Answer(body, outcome="passed" if passed else "not passed")

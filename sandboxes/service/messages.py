@@ -11,12 +11,12 @@ import gc
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 import pydantic
 import pydantic_core
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from sandboxes.programs import check_path
@@ -27,15 +27,16 @@ from sandboxes.service.wire import decode_bytes
 RETRY_AFTER_S = "1"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """An answer in JSON, or as ``text``. ``outcome`` is its label in the metrics and the log."""
+class Answer(Response):
+    """An answer in JSON, or of bytes as they are. ``outcome`` is its label in the metrics and the log."""
 
-    body: Mapping[str, Any]
-    status: int = 200
-    outcome: str = ""
-    text: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    media_type = "application/json"
+
+    def __init__(
+        self, body: Any, *, status: int = 200, outcome: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(body if isinstance(body, bytes) else encode_json(body), status, headers)
+        self.outcome = outcome
 
 
 class Refusal(Exception):
@@ -43,12 +44,12 @@ class Refusal(Exception):
 
     def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, kind, message)
-        self.status, self.kind, self.message, self.headers = status, kind, message, dict(headers or {})
+        self.status, self.kind, self.message, self.headers = status, kind, message, headers
 
     def answer(self) -> Answer:
         """The refusal as JSON."""
         body = {"detail": self.message, "kind": self.kind}
-        return Answer(body=body, status=self.status, outcome=self.kind, headers=self.headers)
+        return Answer(body, status=self.status, outcome=self.kind, headers=self.headers)
 
 
 def refusal_of(error: Exception, full_status: int = 429) -> Refusal | None:
@@ -71,7 +72,7 @@ _CAUSES: Mapping[type[Exception], tuple[int, str]] = {
 }
 
 
-def encode_json(body: Mapping[str, Any]) -> bytes:
+def encode_json(body: Any) -> bytes:
     """JSON in UTF-8; text that is no valid Unicode is written as escapes."""
     try:
         return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -97,7 +98,7 @@ class BodyBudget:
     @contextlib.contextmanager
     def reserve(self) -> Iterator[Callable[[int], None]]:
         """Yields a function that reserves bytes for one request and raises :class:`Refusal` (429) when the total is
-        full. All are released at the end."""
+        full. All are released at the end. One number is kept, however many parts a body arrives in."""
         mine = 0
 
         def add(count: int) -> None:

@@ -16,10 +16,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
 from roll_envs.errors import DeadlineExceededError, RollError, SandboxError
 from roll_envs.sandbox import Isolation, Limits, Program, RunResult, Sandbox, explained
-from sandboxes.languages import longest_s
-from sandboxes.service.metrics import Metrics
+from sandboxes.programs import longest_s
 from sandboxes.service.settings import Settings
 
 T = TypeVar("T")
@@ -37,9 +38,13 @@ class Worker:
         self.isolation = isolation
         self.has_pytest = has_pytest
         self.broken = False
-        self.busy: asyncio.Future[Any] | None = None
-        """The call in progress, also after its caller was cancelled."""
+        self._call: asyncio.Future[Any] | None = None
+        """The last call; it goes on after its caller was cancelled."""
         self._executor = executor
+
+    @property
+    def busy(self) -> bool:
+        return self._call is not None and not self._call.done()
 
     async def call(self, job: Callable[[Sandbox], T], *, timeout_s: float) -> T:
         """``job(sandbox)`` in a thread.
@@ -50,7 +55,7 @@ class Worker:
         """
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._executor, functools.partial(job, self.sandbox))
-        self.busy = future
+        self._call = future
         try:
             # Shielded: a thread cannot be cancelled, and `busy` must tell when it has really ended.
             return await asyncio.wait_for(asyncio.shield(future), timeout_s)
@@ -70,11 +75,9 @@ class Worker:
 
     async def wait_for_abandoned_call(self, grace_s: float) -> None:
         """Wait for a call whose caller was cancelled; a call that takes longer than ``grace_s`` breaks the worker."""
-        if self.busy is not None and not self.busy.done() and not self.broken:
-            await asyncio.wait([self.busy], timeout=grace_s)
-            self.broken = self.broken or not self.busy.done()
-        if self.busy is not None and self.busy.done() and not self.busy.cancelled():
-            self.broken = self.broken or isinstance(self.busy.exception(), SandboxError)
+        if self._call is not None and not self.broken:
+            done, _ = await asyncio.wait([self._call], timeout=grace_s)
+            self.broken = not done or (not self._call.cancelled() and isinstance(self._call.exception(), SandboxError))
 
     async def close(self) -> None:
         """Close the sandbox, which ends a call in progress; errors of closing a broken one are ignored."""
@@ -109,6 +112,7 @@ OVERRUN_S = 15.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 """Shortest and longest pause between attempts to make a worker."""
 CLOSE_S = 30.0
+WAIT_EDGES_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class QueueFullError(RollError):
@@ -122,9 +126,9 @@ class DrainingError(RollError):
 class Pool:
     """``slots`` workers, each with a sandbox of its own, and at most ``queue`` requests that wait for one."""
 
-    def __init__(self, make: Callable[[], Sandbox], settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, make: Callable[[], Sandbox], settings: Settings, registry: CollectorRegistry) -> None:
         self.slots, self.queue = settings.slots, settings.queue
-        self._make, self._metrics, self._settings = make, metrics, settings
+        self._make, self._settings = make, settings
         # A stuck call occupies its thread until its sandbox has been closed, which needs a thread too.
         threads = 4 * settings.slots + 2 * settings.sessions + 8
         self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="worker")
@@ -135,10 +139,22 @@ class Pool:
         self._workers: set[Worker] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop = asyncio.Event()
-        self.draining = self._closed = False
+        self.draining = False
         self.running = 0
         self.isolation: Isolation | None = None
         self.has_pytest = False
+        self._restarts = Counter("roll_sandbox_worker_restarts", "Workers that were replaced.", registry=registry)
+        text = "Time in the queue of those who got a slot."
+        self._wait = Histogram("roll_sandbox_wait_seconds", text, buckets=WAIT_EDGES_S, registry=registry)
+        self._shown = Info("roll_sandbox_isolation", "What stands between programs and the host.", registry=registry)
+        for name, text, value in (
+            ("queue_length", "Requests that wait for a slot.", lambda: self.waiting),
+            ("running", "Slots in use.", lambda: self.running),
+            ("slots", "Slots in all.", lambda: self.slots),
+            ("workers_alive", "Workers that can be used.", lambda: self.alive),
+            ("draining", "1 while the service finishes its work before it stops.", lambda: self.draining),
+        ):
+            Gauge(f"roll_sandbox_{name}", text, registry=registry).set_function(value)
 
     @property
     def alive(self) -> int:
@@ -153,7 +169,7 @@ class Pool:
             await self.close()
             raise faults[0]
         for _ in faults:
-            self._spawn(self._replace(0.0))
+            self._spawn(self._replace())
 
     @contextlib.asynccontextmanager
     async def lease(self, timeout_s: float) -> AsyncIterator[Worker]:
@@ -161,14 +177,14 @@ class Pool:
         :class:`DeadlineExceededError` when none was free in time."""
         started = time.monotonic()
         worker = await self._take(timeout_s)
-        self._metrics.wait.observe(time.monotonic() - started)
+        self._wait.observe(time.monotonic() - started)
         self.running += 1
         try:
             yield worker
         finally:
             self.running -= 1
             # A call whose client disconnected still runs in its thread: the worker returns to the pool only after it.
-            if worker.broken or (worker.busy is not None and not worker.busy.done()):
+            if worker.broken or worker.busy:
                 self._spawn(self._take_back(worker))
             else:
                 self._idle.put_nowait(worker)
@@ -219,7 +235,7 @@ class Pool:
 
         Calling it again does nothing.
         """
-        self.draining = self._closed = True
+        self.draining = True
         self._stop.set()
         for _ in range(self.waiting):
             self._idle.put_nowait(None)
@@ -244,7 +260,7 @@ class Pool:
             raise DeadlineExceededError(f"one of {self.slots} slots", timeout_s) from error
         finally:
             self.waiting -= 1
-        if worker is None or self._closed:
+        if worker is None or self._stop.is_set():
             raise DrainingError("the service has stopped")
         return worker
 
@@ -254,12 +270,13 @@ class Pool:
             self._idle.put_nowait(worker)
             return
         self._workers.discard(worker)
-        self._metrics.restarts.inc()
+        self._restarts.inc()
         self._spawn(worker.close())
-        await self._replace(0.0)
+        await self._replace()
 
-    async def _replace(self, pause_s: float) -> None:
-        while not self._closed:
+    async def _replace(self) -> None:
+        pause_s = 0.0
+        while not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), pause_s * random.uniform(0.5, 1.0))
             try:
@@ -271,12 +288,13 @@ class Pool:
 
     async def _new_worker(self) -> None:
         worker = await self._make_worker()
-        if self._closed:
+        if self._stop.is_set():
             await worker.close()
             return
         self._workers.add(worker)
         self.isolation, self.has_pytest = worker.isolation, worker.has_pytest
-        self._metrics.show_isolation(worker.isolation)
+        tier = worker.isolation
+        self._shown.info({"tier": tier.tier, "layers": ",".join(tier.layers), "missing": ",".join(tier.missing)})
         self._idle.put_nowait(worker)
 
     async def _make_worker(self) -> Worker:
@@ -292,8 +310,5 @@ class Pool:
 
 async def _discard(making: asyncio.Task[Worker]) -> None:
     """Close a worker whose request has gone, once it has been made."""
-    try:
-        worker = await making
-    except Exception:  # a foreign backend may raise anything; the request that needed it has gone
-        return
-    await worker.close()
+    with contextlib.suppress(Exception):  # a foreign backend may raise anything; the request that needed it has gone
+        await (await making).close()

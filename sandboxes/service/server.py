@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from roll_envs.errors import ConfigError
-from sandboxes.service.service import Service
+from sandboxes.service.app import Service
 from sandboxes.service.settings import Settings
 
 log = logging.getLogger("roll_sandbox.server")

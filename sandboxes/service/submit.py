@@ -17,8 +17,8 @@ import pydantic
 
 from roll_envs.errors import SandboxError
 from roll_envs.verifiers.extract import FENCE_WORDS, fences
-from sandboxes.languages import FUSION_NAMES, FUSION_OF, ROWS
-from sandboxes.service.fusion import MOST_SHOWN, RunCodeForm, execute, fusion_program
+from sandboxes.programs import FUSION_NAMES, FUSION_OF, ROWS
+from sandboxes.service.fusion import MOST_SHOWN, FusionForm, RunCodeForm, execute, fusion_program
 from sandboxes.service.messages import Answer, Refusal, check_code, fill, parse_json
 from sandboxes.service.pool import Pool
 from sandboxes.service.settings import Settings
@@ -38,11 +38,10 @@ ALIASES = {alias: FUSION_OF.get(name, name) for name, aliases in FENCE_WORDS.ite
 CHEATABLE = "the tests ran inside the sandbox beside the program, which could fake them; POST /judge cannot be faked so"
 
 
-class TestConfig(pydantic.BaseModel):
+class TestConfig(FusionForm):
     """SandboxFusion's ``TestConfig``."""
 
     __test__ = False
-    model_config = pydantic.ConfigDict(extra="ignore", allow_inf_nan=False)
 
     dataset_type: str | None = None
     language: str | None = None
@@ -50,13 +49,11 @@ class TestConfig(pydantic.BaseModel):
     run_timeout: float | None = pydantic.Field(default=None, gt=0)
     custom_extract_logic: str | None = None
     provided_data: dict[str, Any] | list[Any] | None = None
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = pydantic.Field(default={})
 
 
-class SubmitForm(pydantic.BaseModel):
+class SubmitForm(FusionForm):
     """SandboxFusion's ``SubmitRequest``."""
-
-    model_config = pydantic.ConfigDict(extra="ignore", allow_inf_nan=False)
 
     dataset: str
     id: int | str
@@ -85,7 +82,7 @@ async def submit(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer
         raise Refusal(400, "unsupported", message)
     check_code(form.completion, settings, "completion")
     body = await KINDS[kind](pool, settings, form, row)
-    return Answer(body=body, outcome="accepted" if body["accepted"] else "rejected")
+    return Answer(body, outcome="accepted" if body["accepted"] else "rejected")
 
 
 def extract_code(completion: str, language: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import Language
-from sandboxes.languages import check_language
+from sandboxes.programs import check_language
 
 PREFIX = "/usr/local"
 """Prefix of Python in the image; PYTHONHOME points to it, wherever Python is installed on this machine."""

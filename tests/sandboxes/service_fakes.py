@@ -231,7 +231,7 @@ class Running:
 
     def count(self, name: str, **labels: str) -> float:
         """A metric of the service, 0 where it has not been counted yet."""
-        return self.service.metrics.registry.get_sample_value(f"roll_sandbox_{name}", labels) or 0
+        return self.service.registry.get_sample_value(f"roll_sandbox_{name}", labels) or 0
 
     def send(self, raw: bytes, *, timeout: float = 10) -> bytes:
         """Everything that comes back for raw bytes, until the server closes."""

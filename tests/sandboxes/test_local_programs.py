@@ -16,9 +16,9 @@ from local_made import local_sandbox
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import COMPILED, LANGUAGES, Isolation, Language, Limits, Program, RunResult
-from sandboxes.languages import ROWS
 from sandboxes.local import LocalSandbox
 from sandboxes.pool import Ended
+from sandboxes.programs import ROWS
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from roll_envs.sandbox import Limits, SandboxSession
 from sandboxes.local import LocalSandbox
 from sandboxes.local.slot import LocalSlot
 from sandboxes.pool import Pool
+from sandboxes.slots import SlotSession
 
 
 @pytest.fixture(scope="module")
@@ -168,11 +169,19 @@ def test_a_session_is_a_jail_of_its_own(sandbox: LocalSandbox) -> None:
         session.run("1")
 
 
+def _wait_until_used(session: SandboxSession) -> None:
+    assert isinstance(session, SlotSession)
+    until = time.monotonic() + 10
+    while not session._in_use.locked():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def test_a_second_thread_is_refused_at_once(session: SandboxSession) -> None:
     assert session.run("1").ok
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(session.run, "import time; time.sleep(2); print('first')")
-        time.sleep(0.5)
+        _wait_until_used(session)
         started = time.monotonic()
         with pytest.raises(ConfigError, match="another thread uses this session"):
             session.run("print('second')")
@@ -182,7 +191,7 @@ def test_a_second_thread_is_refused_at_once(session: SandboxSession) -> None:
         assert first.result(20).stdout == b"first\n"
         assert session.run("print('third')").stdout == b"third\n"
         last = pool.submit(session.run, "import time; time.sleep(60)")
-        time.sleep(0.5)
+        _wait_until_used(session)
         session.close()
         assert isinstance(last.exception(20), SandboxError)
 
@@ -218,7 +227,7 @@ def test_a_session_that_cannot_begin_gives_its_slot_back_once(
         raise SandboxError("cannot begin")
 
     with monkeypatch.context() as planted:
-        planted.setattr(LocalSlot, "open", refuses)
+        planted.setattr(LocalSlot, "ask", refuses)
         with pytest.raises(SandboxError, match="cannot begin"):
             sandbox.session()
         gc.collect()

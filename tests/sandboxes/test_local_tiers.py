@@ -10,12 +10,12 @@ from local_made import local_sandbox
 from roll_envs.errors import SandboxError
 from roll_envs.sandbox import Limits, Program
 from sandboxes.local import LocalSandbox
-from sandboxes.local.inside.root import mount_point
+from sandboxes.local.inside.jail import mount_point
 
 
 @pytest.fixture
 def no_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandboxes.local.tiers.find_cgroup_parent", lambda: (None, "this is a test"))
+    monkeypatch.setattr("sandboxes.local.sandbox.find_cgroup_parent", lambda: (None, "this is a test"))
 
 
 @pytest.fixture

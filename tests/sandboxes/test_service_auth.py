@@ -14,7 +14,7 @@ from roll_envs.errors import ConfigError, MissingExtraError
 from roll_envs.sandbox import Program
 from sandboxes import command
 from sandboxes.client import RemoteSandbox
-from sandboxes.service.service import is_allowed
+from sandboxes.service.app import is_allowed
 from sandboxes.service.settings import Settings, read_tokens
 
 TOKEN, OTHER = "correct-horse-battery", "staple-of-the-next-week"

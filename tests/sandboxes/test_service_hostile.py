@@ -29,7 +29,7 @@ def service() -> Iterator[Running]:
         yield service
         answer = service.post("/run_code", {"code": "print('alive')", "language": "python"}).json()
         assert answer["run_result"]["stdout"] == "alive\n"
-        assert 'status="500"' not in service.service.metrics.render()
+        assert 'status="500"' not in service.get("/metrics").text
         assert service.service.active == 0
 
 

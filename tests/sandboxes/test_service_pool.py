@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from service_fakes import FakeSandbox, Running, request_bytes, running
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Program, Sandbox
 from roll_envs.settings import checked_arguments
-from sandboxes.service.metrics import Metrics
+from sandboxes.service.messages import BodyBudget
 from sandboxes.service.pool import DrainingError, Pool, QueueFullError
 from sandboxes.service.settings import Settings
 
@@ -81,6 +83,20 @@ def test_the_bodies_of_all_requests_together_are_bounded() -> None:
         assert first.result().status_code == small.result().status_code == 200
         assert service.post("/run_code", QUICK | {"stdin": "x" * 6000}).status_code == 200
         assert service.service.body_budget.now_bytes == 0
+
+
+def test_a_body_in_a_hundred_thousand_parts_takes_no_memory_for_each() -> None:
+    budget = BodyBudget(1 << 20)
+    tracemalloc.start()
+    try:
+        with budget.reserve() as hold:
+            for _ in range(100_000):
+                hold(1)
+            assert budget.now_bytes == 100_000
+            assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert budget.now_bytes == 0
 
 
 def test_a_wait_that_is_too_long_is_504() -> None:
@@ -209,7 +225,7 @@ def test_a_backend_that_cannot_be_made_stops_the_start() -> None:
             raise SandboxError("no user namespaces here")
 
     async def start() -> None:
-        pool = Pool(Broken, Settings(slots=2), Metrics())
+        pool = Pool(Broken, Settings(slots=2), CollectorRegistry())
         with pytest.raises(SandboxError, match="no user namespaces"):
             await pool.start()
 
@@ -225,7 +241,7 @@ def test_a_backend_that_answers_wrongly_is_not_put_to_work() -> None:
 
     async def start() -> None:
         with pytest.raises(SandboxError, match="failed its first program"):
-            await Pool(Liar, Settings(slots=1), Metrics()).start()
+            await Pool(Liar, Settings(slots=1), CollectorRegistry()).start()
 
     asyncio.run(start())
     assert (FakeSandbox.made, FakeSandbox.closed) == (1, 1)
@@ -236,7 +252,7 @@ def test_leases_of_the_pool_alone() -> None:
     FakeSandbox.reset()
 
     async def story() -> None:
-        pool = Pool(FakeSandbox, Settings(slots=1, queue=2), Metrics())
+        pool = Pool(FakeSandbox, Settings(slots=1, queue=2), CollectorRegistry())
         await pool.start()
         async with pool.lease(1.0):
             waiters = [asyncio.create_task(_hold(pool)) for _ in range(2)]
@@ -294,7 +310,7 @@ def test_workers_that_are_being_made_at_the_end_are_ended() -> None:
 
 
 def test_the_whole_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandboxes.service.service.OVERRUN_S", 0.0)
+    monkeypatch.setattr("sandboxes.service.app.OVERRUN_S", 0.0)
     with running(slots=1, max_request_s=0.2, queue_timeout_s=0.1, cancel_grace_s=0.1) as service:
         before = time.monotonic()
         answer = service.post("/run_code", _sleep(30))

@@ -6,7 +6,8 @@ import contextlib
 import itertools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
 
 from . import kernel, wire
 
@@ -37,6 +38,18 @@ def open_plain(folder: int, name: str) -> int | None:
         return fd
     os.close(fd)
     return None
+
+
+def plain_files(folder: int, names: Iterable[str], most: int) -> Iterator[tuple[str, BinaryIO, int]]:
+    """Each plain file among ``names`` below ``folder`` with its size; of all together up to ``most`` bytes."""
+    for name in names:
+        fd = open_plain(folder, name)
+        if fd is not None:
+            with open(fd, "rb") as file:
+                size = os.fstat(fd).st_size
+                if size <= most:
+                    most -= size
+                    yield name, file, size
 
 
 def replace_file(folder: int, name: str, content: int, owner: int) -> None:

@@ -1,11 +1,14 @@
-"""System calls of Linux that Python 3.11 has no function for, through the C library; numbers are from its headers."""
+"""System calls of Linux that Python 3.11 has no function for, through the C library (numbers are from its headers), and
+all processes of a run: those of its PID namespace where it has one, else the descendants of the calling process."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import platform
+import signal
 import socket
 import struct
 
@@ -99,9 +102,9 @@ def _prctl(option: int, *values: int) -> int:
     return _check(_libc.prctl(option, *(*values, 0, 0, 0, 0)[:4]), f"prctl({option})")
 
 
-def parent_death_signal(signal: int) -> None:
-    """Receive ``signal`` when the parent ends (strictly: the thread of it that forked this process)."""
-    _prctl(1, signal)  # PR_SET_PDEATHSIG
+def parent_death_signal(number: int) -> None:
+    """Receive this signal when the parent ends (strictly: the thread of it that forked this process)."""
+    _prctl(1, number)  # PR_SET_PDEATHSIG
 
 
 def dumpable(value: bool) -> None:
@@ -149,8 +152,77 @@ def loopback_up() -> None:
         fcntl.ioctl(probe, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: IFF_UP | IFF_RUNNING
 
 
-def open_beneath(folder: int, path: str, flags: int, mode: int = 0) -> int:
+def open_beneath(folder: int, path: str, flags: int) -> int:
     """Open ``path`` below the open folder; fails with ELOOP or EXDEV where a link or ``..`` is on the way."""
     resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
-    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, resolve)  # no mode: nothing is made
     return system_call(f"open {path}", _OPENAT2, folder, os.fsencode(path), how, len(how))
+
+
+def kill_all() -> None:
+    """Kill and reap every other process of the PID namespace, or, outside of one, every descendant.
+
+    In the second case the caller must be a subreaper, so that no process escapes when its parent ends. Processes are
+    stopped before they are killed: a stopped process cannot fork, so the set of descendants becomes complete.
+    """
+    if os.getpid() == 1:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait4(-1, 0)
+        return
+    while living := descendants():
+        stopped: set[int] = set()
+        # A fork that was in progress may add a process after the list was read, so it is read until nothing is new.
+        while new := living - stopped:
+            _signal(new, signal.SIGSTOP)
+            stopped |= new
+            living = descendants()
+        _signal(stopped, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            for _ in stopped:
+                os.wait4(-1, 0)
+
+
+def _signal(pids: set[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def descendants() -> set[int]:
+    """Ids of children, their children, and so on, zombies included."""
+    found: set[int] = set()
+    todo = [os.getpid()]
+    while todo:
+        for child in _children(todo.pop()):
+            if child not in found:
+                found.add(child)
+                todo.append(child)
+    return found
+
+
+def tasks_of(user: int) -> int:
+    """Number of threads of all processes of a user; what ``RLIMIT_NPROC`` counts."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid == user:
+                    count += len(os.listdir(f"/proc/{name}/task"))
+    return count
+
+
+def _children(pid: int) -> list[int]:
+    """Children of all threads of a process."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            file = os.open(f"/proc/{pid}/task/{thread}/children", os.O_RDONLY)
+            try:
+                while part := os.read(file, 1 << 16):
+                    children += map(int, part.split())
+            finally:
+                os.close(file)
+    return children

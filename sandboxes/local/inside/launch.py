@@ -48,7 +48,7 @@ class NotStartedError(OSError):
 
 class Jail(abc.ABC):
     """A place for programs: on this machine (``jail``), or the container that the Docker backend made
-    (``sandboxes.docker.inside.pid1``). What runs in it, and how it is started, watched and ended, is the same.
+    (``sandboxes.docker.pid1``). What runs in it, and how it is started, watched and ended, is the same.
 
     Used by the first process of the PID namespace, except where noted.
     """

@@ -49,38 +49,6 @@ def draw_anew() -> None:
             sys.modules[name].seed()
 
 
-class Script:
-    """A ``__main__`` as the interpreter makes it for a script, and fresh streams.
-
-    Made once, in the zygote: each object that a run need not make or change is a page that need not be copied.
-    """
-
-    def __init__(self) -> None:
-        for name in [n for n in sys.modules if n.partition(".")[0] in ("inside", "sandboxes")]:
-            del sys.modules[name]  # programs must not import the trusted code
-        os.environ.clear()
-        standard_streams()
-        self.module = types.ModuleType("__main__")
-        vars(self.module).update(__builtins__=builtins, __annotations__={})
-        sys.modules["__main__"] = self.module
-        self._end = Ending(self.module)
-
-    def run(self, name: str, source: bytes, arguments: list[str]) -> NoReturn:
-        """Behave as ``python main.py arguments`` in the working folder, without starting an interpreter."""
-        work = os.getcwd()
-        path = f"{work}/{name}"
-        sys.argv = [name, *arguments]
-        sys.path.insert(0, work)
-        loader = importlib.machinery.SourceFileLoader("__main__", path)
-        vars(self.module).update(__file__=path, __cached__=None, __loader__=loader)
-        try:
-            # dont_inherit: without this module's own `from __future__` imports.
-            exec(compile(source, path, "exec", dont_inherit=True), vars(self.module))
-        except BaseException as error:
-            self._end.after(error)
-        self._end.after(None)
-
-
 def standard_streams() -> None:
     """Make new stream objects over descriptors 0, 1 and 2, buffered as for pipes."""
     stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
@@ -100,20 +68,43 @@ def standard_streams() -> None:
     site.sethelper()
 
 
-class Ending:
-    """Ends a script as the interpreter does: traceback, threads, ``atexit``, finalizers, flushing, exit code.
+class Script:
+    """A ``__main__`` as the interpreter makes it for a script, fresh streams, and its end as the interpreter
+    makes it: traceback, threads, ``atexit``, finalizers, flushing, exit code.
 
-    The functions are looked up in the zygote, before the program can replace them.
+    Made once, in the zygote: each object that a run need not make or change is a page that need not be copied, and the
+    functions of the end are looked up before the program can replace them.
     """
 
-    def __init__(self, main: types.ModuleType) -> None:
-        self._main = main
+    def __init__(self) -> None:
+        for name in [n for n in sys.modules if n.partition(".")[0] in ("inside", "sandboxes")]:
+            del sys.modules[name]  # programs must not import the trusted code
+        os.environ.clear()
+        standard_streams()
+        self.module = types.ModuleType("__main__")
+        vars(self.module).update(__builtins__=builtins, __annotations__={})
+        sys.modules["__main__"] = self.module
         self._shut_down: Callable[[], None] = threading._shutdown  # type: ignore[attr-defined]
         self._at_exit: Callable[[], None] = atexit._run_exitfuncs
         self._collect = gc.collect
         self._flush = (sys.stdout, sys.stderr)
 
-    def after(self, error: BaseException | None) -> NoReturn:
+    def run(self, name: str, source: bytes, arguments: list[str]) -> NoReturn:
+        """Behave as ``python main.py arguments`` in the working folder, without starting an interpreter."""
+        work = os.getcwd()
+        path = f"{work}/{name}"
+        sys.argv = [name, *arguments]
+        sys.path.insert(0, work)
+        loader = importlib.machinery.SourceFileLoader("__main__", path)
+        vars(self.module).update(__file__=path, __cached__=None, __loader__=loader)
+        try:
+            # dont_inherit: without this module's own `from __future__` imports.
+            exec(compile(source, path, "exec", dont_inherit=True), vars(self.module))
+        except BaseException as error:
+            self._end(error)
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> NoReturn:
         """End the process as Python would after ``error`` left the script (``None``: it came to its end)."""
         code, interrupted = 0, False
         if isinstance(error, SystemExit):
@@ -146,7 +137,7 @@ class Ending:
 
     def _forget(self) -> None:
         """Drop the script's globals, those with an underscore first, so that finalizers run as they would."""
-        names = vars(self._main)
+        names = vars(self.module)
         for hidden in (True, False):
             for name in list(names):
                 if name != "__builtins__" and name.startswith("_") == hidden and names.get(name) is not None:

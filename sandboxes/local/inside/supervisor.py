@@ -1,12 +1,19 @@
-"""The supervisor: parent process of a slot's jail, outside of it. It starts the jail, waits, and removes what is left.
+"""The trusted processes of a slot: the supervisor, outside of the jail, and the zygote, the jail's first process.
 
-It holds no secret (it was started with an empty environment) and never handles a program. It exits when the jail exits,
-and kills the jail when the process that started it is gone, also after a kill -9 of that process.
+The supervisor starts the jail, waits, and removes what is left. It holds no secret (it was started with an empty
+environment) and never handles a program. It exits when the jail exits, and kills the jail when the process that started
+it is gone, also after a kill -9 of that process.
+
+The zygote imports modules once, then forks a process for each run. It never reads a program: requests, outputs and
+files pass between the caller and the run (``init``) directly, so that nothing of one run stays in the memory that the
+next is forked from.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import os
 import resource
 import select
@@ -14,14 +21,15 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from . import kernel, wire
-from .cgroup import remove_folders
+from .cgroup import Cgroup, remove_folders
+from .jail import RUN_USER, LocalJail, build_tree, enter_tree
 from .launch import Untrusted
-from .process_tree import kill_all
+from .program import Script
+from .runs import GoneError, Runs, SocketLink, report_fault, serve_runs, serve_session
 from .workspace import Workspace
-from .zygote import Zygote
 
 
 def main() -> None:
@@ -37,7 +45,7 @@ def main() -> None:
         raise
     except BaseException as error:
         with contextlib.suppress(OSError):
-            wire.send(control, {"event": "fault", "text": wire.describe(error)})
+            wire.send(work, {"event": "fault", "text": wire.describe(error)})
         # 70 and 71 are EX_SOFTWARE and EX_OSERR of sysexits.h; the caller reads the message, not the code.
         raise SystemExit(70) from None
 
@@ -72,17 +80,18 @@ def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.soc
         _clean_up(plan)
         raise SystemExit(0)
     kernel.subreaper()
-    # Never written to: the jail notices by its hang-up that the supervisor has ended.
-    alive_read, alive_write = os.pipe()
-    jail = _start_jail(plan, control, work, alive_read, (alive_write, owner))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        os.close(owner)
+        _become_zygote(plan, control, work, theirs.detach())
+    theirs.close()
+    # ``ours`` stays open: the jail notices by its hang-up that the supervisor has ended.
+    jail = child if plan["workspace"] is not None else _follow(child, plan, ours)
     control.close()
     work.close()
-    os.close(alive_read)
-    jail_fd = os.pidfd_open(jail)
-    poll = select.poll()
-    for fd in (owner, jail_fd):
-        poll.register(fd, select.POLLIN)
-    poll.poll()
+    select.select([owner, os.pidfd_open(jail)], [], [])
     with contextlib.suppress(ProcessLookupError):
         os.kill(jail, signal.SIGKILL)
     _clean_up(plan)
@@ -91,7 +100,7 @@ def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.soc
 def _clean_up(plan: Mapping[str, Any]) -> None:
     """Remove what the owner made for the slot, when all that could use it has ended."""
     if plan["workspace"] is not None:  # without a PID namespace its processes outlive the jail's first process
-        kill_all()
+        kernel.kill_all()
         Workspace(plan["workspace"]).remove()
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -99,63 +108,267 @@ def _clean_up(plan: Mapping[str, Any]) -> None:
     remove_folders(plan["cgroup"].values())
 
 
-def _start_jail(
-    plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int, private: tuple[int, ...]
-) -> int:
-    """Fork the zygote, twice where it gets namespaces: ``unshare(CLONE_NEWPID)`` applies to the next child only.
+def _follow(child: int, plan: Mapping[str, Any], ours: socket.socket) -> int:
+    """Wait until ``child`` has forked the zygote: ``unshare(CLONE_NEWPID)`` applies to the next child only.
 
     The process between ends at once, and the zygote becomes a child of the supervisor, which is its subreaper.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    child = os.fork()
-    if child == 0:
-        ours.close()
-        for fd in private:
-            os.close(fd)
-        _become_zygote(plan, control, work, alive, theirs.detach())
-    theirs.close()
-    with ours:
-        if plan["workspace"] is not None:
-            return child
+    said = ours.recv(64)
+    if said == b"map":
+        for name in ("uid_map", "gid_map"):
+            with open(f"/proc/{child}/{name}", "w", encoding="ascii") as file:
+                file.write(plan["ids"])
+        ours.send(b"mapped")
         said = ours.recv(64)
-        if said == b"map":
-            _write_ids(child, plan["ids"])
-            ours.send(b"mapped")
-            said = ours.recv(64)
     os.waitpid(child, 0)
     if not said:
         raise SystemExit(71)  # the reason has been sent already
     return int(said)
 
 
-def _become_zygote(
-    plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int, supervisor: int
-) -> None:
+def _become_zygote(plan: Mapping[str, Any], control: socket.socket, work: socket.socket, supervisor: int) -> None:
     """Say to the supervisor "map" when this process waits for its id maps, then the process id of the zygote."""
-
-    def ask_for_ids() -> None:  # only a process outside the user namespace may map several
-        os.write(supervisor, b"map")
-        if os.read(supervisor, 64) != b"mapped":
-            raise OSError("the users of the namespace could not be mapped")
-
     try:
-        zygote = Zygote(plan, control, work, alive)
+        zygote = Zygote(plan, control, work, supervisor)
         if plan["workspace"] is None:
-            zygote.unshare(ask_for_ids)
+            zygote.unshare()
             child = os.fork()
             if child:
                 os.write(supervisor, b"%d" % child)
                 os._exit(0)
     except BaseException as error:
-        wire.send(control, {"event": "fault", "text": wire.describe(error)})
+        wire.send(work, {"event": "fault", "text": wire.describe(error)})
         os._exit(71)
     zygote.serve()
 
 
-def _write_ids(pid: int, ids: str) -> None:
-    for name in ("uid_map", "gid_map"):
-        fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY)
+_NAMESPACES = (
+    kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP
+)
+
+_RAN = 3
+"""Exit code of an init that has carried out a run; after a session it is 0."""
+
+
+class Zygote:
+    """State of the zygote process; ``unshare`` is called in its parent, ``serve`` in the process itself."""
+
+    def __init__(self, plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int) -> None:
+        self._plan = plan
+        self._control = control
+        # ``alive`` is a socket whose other end only the supervisor holds: it hangs up when the supervisor ends.
+        self._link = SocketLink(work, control, alive)
+        self._many_users = plan["ids"] is not None or (
+            plan["workspace"] is not None and plan["workspace"]["user"] is not None
+        )
+        self._cgroup = Cgroup(plan["cgroup"]) if plan["cgroup"] else None
+        self._workspace = Workspace(plan["workspace"]) if plan["workspace"] else None
+        self._last_pid: int | None = None
+
+    def unshare(self) -> None:
+        """Create new namespaces for the next child, owned by a new user namespace, in which this process has all
+        capabilities.
+
+        As root the file tree of the jail is built before: it may show folders that only root can reach.
+        """
+        user, group = os.geteuid(), os.getegid()
+        os.umask(0o022)
+        if self._many_users:
+            # A mount namespace of its own first: the bind mounts of the tree must not appear on the host.
+            kernel.unshare(kernel.NEWNS)
+            build_tree(self._plan)
+        kernel.unshare(_NAMESPACES)
+        if self._many_users:
+            # Until the maps are written all ids are 65534; afterwards 0 of this namespace is an unused id outside.
+            os.write(self._link.alive, b"map")  # only a process outside the user namespace may map several
+            if os.read(self._link.alive, 64) != b"mapped":
+                raise OSError("the users of the namespace could not be mapped")
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            os.setgroups([])
+            return
+        # An ordinary user may map only its own id, and gid_map only after setgroups is denied (user_namespaces(7)).
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{RUN_USER} {user} 1"),
+            ("gid_map", f"{RUN_USER} {group} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
+                file.write(text)
+
+    def serve(self) -> None:
+        """Enter the jail and fork runs until the caller or the supervisor is gone.
+
+        Raises :class:`Untrusted` in a run.
+        """
+        code = 71
         try:
-            os.write(fd, ids.encode())
+            self._enter()
+            wire.send(self._link.work, {"event": "up"})
+            self._loop()
+            code = 0
+        except Untrusted:
+            raise
+        except GoneError:
+            code = 0
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                wire.send(self._link.work, {"event": "fault", "text": wire.describe(error)})
+        os._exit(code)
+
+    def _enter(self) -> None:
+        if self._workspace is None:
+            self._enter_namespaces()
+        else:
+            kernel.subreaper()  # orphans of programs become children of this process
+            os.setpgid(0, 0)
+        kernel.dumpable(False)  # programs of the same user may not trace it or read its /proc entries
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        kernel.drop_bounding_set()
+        self._close_others()
+        # The first entry is the folder of the trusted code (see slot), which programs must not import from.
+        sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["packages"])
+        for name in self._plan["preload"]:
+            importlib.import_module(name)
+        _pipes_for_streams()
+
+    def _enter_namespaces(self) -> None:
+        socket.sethostname("sandbox")
+        if not self._many_users:
+            build_tree(self._plan)
+        with contextlib.suppress(OSError):  # not on every kernel; process ids of programs then count up from run to run
+            self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
+        enter_tree(self._plan["base"], hidden=self._many_users)
+
+    def _close_others(self) -> None:
+        """Close every descriptor but the channels, the socket of liveness and the files of the cgroup."""
+        keep = {0, 1, 2, self._control.fileno(), self._link.work.fileno(), self._link.alive}
+        if self._cgroup is not None:
+            keep |= self._cgroup.descriptors
+        if self._last_pid is not None:
+            keep.add(self._last_pid)
+        if self._workspace is not None:
+            keep.add(self._workspace.ruleset)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in keep:
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+
+    def _loop(self) -> None:
+        script = Script()
+        kernel.no_new_privileges()
+        if self._workspace is None:
+            here = os.open("/proc/self/ns/pid", os.O_RDONLY)
+            os.dup2(here, kernel.ZYGOTE_NAMESPACE_FD, inheritable=False)
+            os.close(here)
+            kernel.set_seccomp(bytes.fromhex(self._plan["seccomp"]))
+        # Objects made up to here are never collected: the collector would write to pages that forks share.
+        gc.collect()
+        gc.freeze()
+        if self._many_users and self._cgroup is not None and self._workspace is None:
+            self._serve_here(script)
+        else:
+            self._serve_apart(script)
+
+    def _serve_here(self, script: Script) -> None:
+        """Runs share the zygote's PID namespace; each session gets one of its own."""
+        os.setpgid(0, 0)  # kill(0) of a program reaches the jail only
+        jail = LocalJail(self._cgroup, None, many_users=True, shared=True, last_pid=self._last_pid)
+        runs = Runs(script, self._link, jail)
+        while (order := serve_runs(runs, self._link)) is not None:
+            status = self._watch(self._fork_init(script, order))
+            while status == 0 or (status is not None and os.WIFSIGNALED(status)):
+                # After a session another often follows, so an init that can serve either is set up, until a run
+                # takes it.
+                self._link.count()
+                status = self._watch(self._fork_init(script))
+            if status is None:
+                return
+            kernel.setns(kernel.ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
+
+    def _serve_apart(self, script: Script) -> None:
+        """Each run or session gets a PID namespace of its own, whose first process waits for the order."""
+        self._link.count()
+        while self._watch(self._fork_init(script)) is not None:
+            self._link.count()
+
+    def _fork_init(self, script: Script, order: dict[str, Any] | None = None) -> int:
+        """The first process of a new namespace, for a run or a session."""
+        if self._workspace is None:
+            # unshare(NEWPID) fails unless the caller is in its own namespace.
+            kernel.setns(kernel.ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
+            kernel.unshare(kernel.NEWPID)
+        if self._cgroup is not None:
+            self._cgroup.begin()
+        run = os.fork()
+        if run == 0:
+            if self._workspace is None:
+                os.close(kernel.ZYGOTE_NAMESPACE_FD)
+            self._control.close()
+            os.close(self._link.alive)
+            self._serve_one(script, order)
+        return run
+
+    def _serve_one(self, script: Script, order: dict[str, Any] | None) -> NoReturn:
+        """An init: set up the place, wait for the order (unless given), carry it out, and exit."""
+        jail = LocalJail(self._cgroup, self._workspace, many_users=self._many_users)
+        runs = Runs(script, SocketLink(self._link.work), jail)
+        try:
+            jail.prepare()
+            runs.make()
+            message, fds = (order, []) if order else runs.link.receive()
+            # Meant for the first process of a session, which has ended: its caller had not yet read the notice of that,
+            # which is its answer.
+            while message is not None and message["order"] not in ("run", "session"):
+                for fd in fds:
+                    os.close(fd)
+                message, fds = runs.link.receive()
+            if message is None:
+                os._exit(0)
+            if message["order"] == "session":
+                serve_session(runs, message)
+                os._exit(0)
+            runs.run(message, fds)
+            if message["show_work"] and jail.workspace is not None:
+                # "fetched", or the caller is gone: only then may the next init clear the folder.
+                wire.receive(self._link.work)
+            os._exit(_RAN)
+        except Untrusted:
+            raise
+        except GoneError:
+            os._exit(0)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                report_fault(runs, error)
+            os._exit(71)
+
+    def _watch(self, init: int) -> int | None:
+        """Wait for the end of an init and report it; returns its wait status, or ``None`` where it failed."""
+        link, ended = self._link, os.pidfd_open(init)
+        try:
+            while ended not in link.wait([ended], None):
+                if link.stopped:
+                    os.kill(init, signal.SIGKILL)
+        except GoneError:
+            os.kill(init, signal.SIGKILL)
+            raise
         finally:
-            os.close(fd)
+            os.close(ended)
+            status = os.waitpid(init, 0)[1]
+            if self._workspace is not None:
+                kernel.kill_all()  # init was killed, perhaps before it could kill these
+        report: dict[str, Any] = {"event": "gone", "serial": link.serial, "status": status}
+        if self._cgroup is not None:
+            report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
+        with contextlib.suppress(OSError):
+            wire.send(self._link.work, report)
+        return status if os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, _RAN) else None
+
+
+def _pipes_for_streams() -> None:
+    """Open 0, 1 and 2, so that stream objects can be made before the fork; each program replaces the descriptors."""
+    reader, writer = os.pipe()
+    for place, fd in ((0, reader), (1, writer), (2, writer)):
+        os.dup2(fd, place)
+    os.close(reader)
+    os.close(writer)

@@ -1,7 +1,5 @@
-"""Messages between the caller and the jail: JSON in one packet with file descriptors; large contents in a memory file.
-
-A payload is ``[length of head: 8 bytes][head: JSON][blobs]``; the head says how long each blob is.
-"""
+"""Messages between the caller and the jail: JSON in one packet with file descriptors; long contents in memory files;
+and the output of a program, which comes through pipes."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import json
 import os
 import socket
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 # A longer packet would be cut off by the kernel; long contents go into memory files.
@@ -46,14 +44,8 @@ def seal(fd: int) -> int:
     return fd
 
 
-def pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> list[bytes]:
-    """A payload in parts."""
-    text = json.dumps({**head, "lengths": [len(b) for b in blobs]}).encode()
-    return [len(text).to_bytes(8, "little"), text, *blobs]
-
-
 def unpack(fd: int) -> tuple[dict[str, Any], Iterator[bytes]]:
-    """Head and blobs of a payload, blob by blob; the reader does not move the offset of ``fd``."""
+    """Head and blobs of a payload (see ``sandboxes.programs``), blob by blob; the offset of ``fd`` does not move."""
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     head: dict[str, Any] = json.loads(os.pread(fd, length, 8))
 
@@ -72,11 +64,11 @@ def send(channel: socket.socket, message: Mapping[str, Any], fds: Sequence[int] 
     channel.sendmsg([json.dumps(message).encode()], control, socket.MSG_NOSIGNAL)
 
 
-def receive(channel: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
+def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """One message with its descriptors; ``None`` when the other side is gone."""
     # Room for eight descriptors of four bytes.
     space = socket.CMSG_SPACE(8 * 4)
-    data, control, _, _ = channel.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC | flags)
+    data, control, _, _ = channel.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, content in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -91,3 +83,61 @@ def describe(error: BaseException) -> str:
     trace = traceback.walk_tb(error.__traceback__)
     places = [f"{os.path.basename(frame.f_code.co_filename)}:{line}" for frame, line in trace]
     return f"{type(error).__name__}: {error} ({' '.join(places[-3:])})"
+
+
+FLOOD = 64
+"""A program that writes more than this many times ``output_bytes`` (taken as 1 MiB at least) is killed."""
+
+
+class Output:
+    """The two pipes of a program. The first ``keep`` bytes of each are passed to ``take``, with the number of the pipe
+    (0 or 1), in parts of ``buffer``; what comes after is counted."""
+
+    def __init__(self, keep: int, take: Callable[[int, memoryview], object], buffer: memoryview) -> None:
+        pairs = [os.pipe(), os.pipe()]
+        self.readers = [reader for reader, _ in pairs]
+        self._writers = [writer for _, writer in pairs]
+        for reader in self.readers:
+            os.set_blocking(reader, False)  # who reads must never wait for a program
+        self.open = set(self.readers)
+        """Those that have not come to their end."""
+        self.dropped = [0, 0]
+        self._room, self._most = [keep, keep], FLOOD * max(keep, 1 << 20)
+        self._take, self._buffer = take, buffer
+
+    @property
+    def flooded(self) -> bool:
+        return sum(self.dropped) > self._most
+
+    def hand_over(self) -> list[int]:
+        """The write ends, which are the caller's from now on."""
+        writers, self._writers = self._writers, []
+        return writers
+
+    def read(self, fd: int) -> bool:
+        """Read one chunk; false where there is none now, or will be none any more."""
+        try:
+            got = os.readv(fd, [self._buffer])
+        except BlockingIOError:
+            return False
+        if not got:
+            self.open.discard(fd)
+            return False
+        index = self.readers.index(fd)
+        kept = min(got, self._room[index])
+        if kept:
+            self._take(index, self._buffer[:kept])
+        self._room[index] -= kept
+        self.dropped[index] += got - kept
+        return True
+
+    def drain(self) -> None:
+        """Read what the pipes still hold after the program has ended."""
+        for fd in self.readers:
+            # In a session, processes left in the background may still write: the flood limit ends the loop.
+            while not self.flooded and self.read(fd):
+                pass
+
+    def close(self) -> None:
+        for fd in (*self.readers, *self._writers):
+            os.close(fd)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import gc
 import importlib
 import json
@@ -32,11 +31,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandboxes.local.inside import kernel, wire
-from sandboxes.local.inside.files import open_plain, wipe
+from sandboxes.local.inside.files import plain_files, wipe
 from sandboxes.local.inside.launch import Jail, Untrusted
 from sandboxes.local.inside.program import Script
-from sandboxes.local.inside.runs import Runs, report_fault
-from sandboxes.local.inside.session import serve_session
+from sandboxes.local.inside.runs import Runs, report_fault, serve_session
 
 TOOLS = ("bash", "g++", "node", "javac", "go", "rustc", "tsc")
 _NOT_OF_THE_IMAGE = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_")
@@ -91,20 +89,12 @@ def _numbers(paths: tuple[str, ...]) -> dict[str, int]:
     return {name: int(value) for name, _, value in (line.partition(" ") for line in _first(paths).splitlines())}
 
 
-@functools.cache
-def _open(paths: tuple[str, ...]) -> int | None:
-    """Descriptor of the first path that exists, opened once; programs do not inherit it."""
-    for path in paths:
-        try:
-            return os.open(path, os.O_RDONLY)
-        except OSError:
-            continue
-    return None
-
-
 def _first(paths: tuple[str, ...]) -> str:
-    fd = _open(paths)
-    return "" if fd is None else os.pread(fd, 1 << 14, 0).decode("ascii")
+    """The content of the first path that exists."""
+    for path in paths:
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            return file.read()
+    return ""
 
 
 PLACES = ("/tmp", "/dev/shm")
@@ -177,13 +167,6 @@ class ContainerJail(Jail):
         return 1 << 20  # containers share a user, so RLIMIT_NPROC would count their processes too; the cgroup does it
 
 
-class Stream:
-    """One of the two outputs: how many more bytes are passed on, and how many were dropped."""
-
-    def __init__(self, kind: bytes, room: int) -> None:
-        self.kind, self.room, self.dropped = kind, room, 0
-
-
 class StreamLink:
     """A link through the standard streams of PID 1, which enforces the limits of time and output itself."""
 
@@ -192,7 +175,7 @@ class StreamLink:
     def __init__(self, jail: ContainerJail) -> None:
         self._jail = jail
         self._order: dict[str, Any] = {}
-        self._streams: dict[int, Stream] = {}
+        self._output: wire.Output | None = None
         self._deadline = 0.0
         self._limit = ""
         self.stopped = False
@@ -202,67 +185,45 @@ class StreamLink:
         fds = [_memory_file(size) for size in order["parts"]]
         self.stopped, self._limit, self._deadline = False, "", time.monotonic() + order["wall_s"]
         if order["order"] in ("run", "cell"):
-            for kind in (b"o", b"e"):
-                reader, writer = os.pipe()
-                os.set_blocking(reader, False)  # PID 1 must never wait for a program
-                self._streams[reader] = Stream(kind, order["limits"]["output_bytes"])
-                fds.append(writer)
+            self._output = wire.Output(
+                order["limits"]["output_bytes"], lambda pipe, part: _write_frame((b"o", b"e")[pipe], part), _VIEW
+            )
+            fds += self._output.hand_over()
         return order, fds
 
     def wait(self, fds: list[int], timeout_ms: int | None) -> list[int]:
         poll = select.poll()
         poll.register(0, 0)  # a hang-up of the host is reported in any case
-        for fd in (*fds, *(fd for fd, stream in self._streams.items() if stream.kind)):
+        streams = set() if self._output is None else self._output.open
+        for fd in (*fds, *streams):
             poll.register(fd, select.POLLIN)
         left_ms = max(0.0, 1000 * (self._deadline - time.monotonic()) + 1)
         ready = [fd for fd, _ in poll.poll(left_ms if timeout_ms is None else min(left_ms, timeout_ms))]
         if 0 in ready:
             os._exit(0)  # with PID 1 goes the container
-        for fd in ready:
-            if fd in self._streams:
-                self._pass_output(fd)
+        if self._output is not None:
+            for fd in streams.intersection(ready):
+                self._output.read(fd)
+            if self._output.flooded and not self._limit:
+                self._limit = "output"
         if not self._limit and time.monotonic() > self._deadline:
             self._limit = "timeout"
         self.stopped = bool(self._limit)
         return [fd for fd in ready if fd in fds]
 
-    def _pass_output(self, fd: int) -> bool:
-        """Pass on available output; false when there is none now or will be none any more."""
-        stream = self._streams[fd]
-        try:
-            got = os.readv(fd, [_VIEW])
-        except BlockingIOError:
-            return False
-        if not got:
-            stream.kind = b""
-            return False
-        kept = min(got, stream.room)
-        if kept:
-            _write_frame(stream.kind, _VIEW[:kept])
-        stream.room -= kept
-        stream.dropped += got - kept
-        if sum(stream.dropped for stream in self._streams.values()) > self._order["flood"]:
-            self._limit = "output"
-            return False
-        return True
-
     def send(self, message: Mapping[str, Any], fds: list[int]) -> None:
-        for fd in self._streams:
-            while self._pass_output(fd):
-                pass  # what the pipes still hold
-            os.close(fd)
-        dropped = [stream.dropped for stream in self._streams.values()]
-        self._streams.clear()
+        dropped = [0, 0]
+        if self._output is not None:
+            self._output.drain()
+            self._output.close()
+            dropped, self._output = self._output.dropped, None
         for fd in fds:
-            if message["event"] == "file":
-                _send_file("", fd, self._order["max_bytes"])
-            else:
-                left = self._order["max_bytes"]
-                for name in self._order["fetch"]:
-                    file = open_plain(fd, name)
-                    if file is not None:
-                        left -= _send_file(name, file, left)
-                        os.close(file)
+            most = self._order["max_bytes"]
+            if message["event"] != "file":
+                for name, file, size in plain_files(fd, self._order["fetch"], most):
+                    _send_file(name, file.fileno(), size)
+            elif message["size"] <= most:
+                _send_file("", fd, message["size"])
             os.close(fd)
         _BUFFER[:] = bytes(_SIZE)
         if message["event"] in ("done", "ended"):
@@ -294,17 +255,11 @@ def _memory_file(size: int) -> int:
     return wire.seal(fd)
 
 
-def _send_file(name: str, fd: int, most: int) -> int:
-    """Send a file of up to ``most`` bytes; returns how many were sent."""
-    left = os.fstat(fd).st_size
-    if left > most:
-        return 0
+def _send_file(name: str, fd: int, left: int) -> None:
     _write_frame(b"n", name.encode())
-    sent = 0
     while left > 0 and (got := os.readv(fd, [_VIEW[: min(left, _SIZE)]])):
         _write_frame(b"f", _VIEW[:got])
-        left, sent = left - got, sent + got
-    return sent
+        left -= got
 
 
 def _write_frame(kind: bytes, content: memoryview | bytes) -> None:
