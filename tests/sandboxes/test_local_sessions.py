@@ -196,6 +196,18 @@ def test_a_second_thread_is_refused_at_once(session: SandboxSession) -> None:
         assert isinstance(last.exception(20), SandboxError)
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 0.0002, 0.001, 0.005])
+def test_closing_a_session_ends_the_cell_of_another_thread(wait_s: float) -> None:
+    """Whatever it is about to do."""
+    with local_sandbox(slots=1) as sandbox, ThreadPoolExecutor(1) as pool:
+        session = sandbox.session()
+        cell = pool.submit(session.run, "import time; time.sleep(60)")
+        _wait_until_used(session)
+        time.sleep(wait_s)
+        session.close()
+        assert isinstance(cell.exception(20), SandboxError)
+
+
 def test_an_interrupted_cell_is_not_answered_by_the_next(session: SandboxSession) -> None:
     assert session.run("1").ok
     main = threading.main_thread().ident
