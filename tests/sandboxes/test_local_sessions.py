@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from local_made import local_sandbox
@@ -196,16 +197,19 @@ def test_a_second_thread_is_refused_at_once(session: SandboxSession) -> None:
         assert isinstance(last.exception(20), SandboxError)
 
 
-@pytest.mark.parametrize("wait_s", [0.0, 0.0002, 0.001, 0.005])
-def test_closing_a_session_ends_the_cell_of_another_thread(wait_s: float) -> None:
-    """Whatever it is about to do."""
+def test_closing_a_session_ends_the_cell_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that thread has not begun to wait."""
     with local_sandbox(slots=1) as sandbox, ThreadPoolExecutor(1) as pool:
         session = sandbox.session()
-        cell = pool.submit(session.run, "import time; time.sleep(60)")
-        _wait_until_used(session)
-        time.sleep(wait_s)
-        session.close()
-        assert isinstance(cell.exception(20), SandboxError)
+        wait = LocalSlot._wait_for_end
+
+        def closed_before(*arguments: Any) -> Any:
+            pool.submit(session.close).result(20)
+            return wait(*arguments)
+
+        monkeypatch.setattr(LocalSlot, "_wait_for_end", closed_before)
+        with pytest.raises(SandboxError, match="another thread closed the session"):
+            session.run("import time; time.sleep(60)")
 
 
 def test_an_interrupted_cell_is_not_answered_by_the_next(session: SandboxSession) -> None:
