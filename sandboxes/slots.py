@@ -212,8 +212,10 @@ class SlotSession(SandboxSession):
             yield self._slot
         except RollError:
             raise
-        except BaseException:
+        except BaseException as error:
             self._slot.close()  # after an interruption, the answer to its order would be taken for that to the next
+            if self._closed and isinstance(error, OSError | ValueError):  # of the slot's sockets
+                raise SandboxError("another thread closed the session while it was used") from error
             raise
         finally:
             self._in_use.release()

@@ -119,7 +119,8 @@ class LocalSlot:
         with contextlib.closing(output):
             # In memory files: a message of the channel must not be longer than 64 KB.
             fds = [wire.sealed(*part) if any(part) else os.open("/dev/null", os.O_RDONLY) for part in order.parts]
-            self._order({**order.message, "limits": asdict(order.limits)}, [*fds, *output.hand_over()])
+            message = {"init": self._serial, **order.message, "limits": asdict(order.limits)}
+            self._order(message, [*fds, *output.hand_over()])
             ended = self._wait_for_end(output, wall_s, stop)
         ended.stdout, ended.stderr = (bytes(part) for part in kept)
         if self._folder is not None:
@@ -136,7 +137,7 @@ class LocalSlot:
         if message["order"] == "session":
             self._serial += 1
         with self._at_work():
-            self._order(message, [] if content is None else [wire.sealed(content)])
+            self._order({"init": self._serial, **message}, [] if content is None else [wire.sealed(content)])
             answer, fds = self._answer(GRACE_S if content is None else 30.0)
         found = b""
         for fd in fds:

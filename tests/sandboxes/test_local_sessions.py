@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from local_made import local_sandbox
@@ -194,6 +195,21 @@ def test_a_second_thread_is_refused_at_once(session: SandboxSession) -> None:
         _wait_until_used(session)
         session.close()
         assert isinstance(last.exception(20), SandboxError)
+
+
+def test_closing_a_session_ends_the_cell_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that thread has not begun to wait."""
+    with local_sandbox(slots=1) as sandbox, ThreadPoolExecutor(1) as pool:
+        session = sandbox.session()
+        wait = LocalSlot._wait_for_end
+
+        def closed_before(*arguments: Any) -> Any:
+            pool.submit(session.close).result(20)
+            return wait(*arguments)
+
+        monkeypatch.setattr(LocalSlot, "_wait_for_end", closed_before)
+        with pytest.raises(SandboxError, match="another thread closed the session"):
+            session.run("import time; time.sleep(60)")
 
 
 def test_an_interrupted_cell_is_not_answered_by_the_next(session: SandboxSession) -> None:

@@ -14,6 +14,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -214,26 +215,34 @@ def test_what_a_program_leaves_is_ended_and_removed(sandbox: LocalSandbox) -> No
         "        time.sleep(100)\n    os._exit(0)\n"
         "os.makedirs('a/b/c'); os.symlink('/', 'a/link'); time.sleep(0.2); print(os.getpid())\n"
     )
-    before = set(children_of_all())
+    before = set(descendants_of(os.getpid()))
     for _ in range(3):
         assert said(sandbox, source).isdigit()
         assert said(sandbox, "import os; print(os.listdir('.'))") == "['main.py']"
     deadline = time.monotonic() + 5
-    while len(set(children_of_all()) - before) > 4 and time.monotonic() < deadline:
+    while len(set(descendants_of(os.getpid())) - before) > 4 and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(set(children_of_all()) - before) <= 4  # those that wait for the next program
+    assert len(set(descendants_of(os.getpid())) - before) <= 4  # those that wait for the next program
 
 
-def children_of_all() -> list[int]:
-    found, todo = [], [os.getpid()]
-    while todo:
-        pid = todo.pop()
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{pid}/task"):
-                new = [int(n) for n in Path(f"/proc/{pid}/task/{task}/children").read_text("ascii").split()]
-                found += new
-                todo += new
-    return found
+def test_a_program_that_is_stopped_before_it_starts_takes_nothing_from_the_next(sandbox: LocalSandbox) -> None:
+    early = Program(source="print('early')", fetch=("x",))
+    for number in range(3):
+        sandbox.run(early, limits=replace(LIMITS, wall_s=0.0005))
+        assert said(sandbox, f"print({number})") == str(number)
+
+
+def test_an_order_that_was_not_read_in_time_is_not_carried_out_later(sandbox: LocalSandbox) -> None:
+    """It stays in the channel where the init that it was meant for was killed before."""
+    assert said(sandbox, "print(1)") == "1"
+    (jail,) = sandbox._pool._idle
+    assert isinstance(jail, slot.LocalSlot)
+    for late in ({"order": "run", "show_work": False}, {"order": "session", "command": None}):
+        wire.send(jail._work, {**late, "init": jail._serial, "limits": asdict(LIMITS)}, [])
+        assert said(sandbox, "print(2)") == "2"
+        with sandbox.session() as session:
+            assert session.run("print(3)").stdout == b"3\n"
+        assert sandbox._pool._idle == [jail], "it was not replaced"
 
 
 @pytest.fixture
@@ -397,13 +406,17 @@ def runs(pid: int) -> bool:
 def descendants_of(pid: int) -> list[int]:
     found, todo = [], [pid]
     while todo:
-        with contextlib.suppress(OSError):
-            new = []
-            for task in os.listdir(f"/proc/{todo[0]}/task"):
-                new += [int(n) for n in Path(f"/proc/{todo[0]}/task/{task}/children").read_text("ascii").split()]
-            found += new
-            todo += new
-        todo.pop(0)
+        new = children_of(todo.pop(0))
+        found += new
+        todo += new
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text("ascii").split())
     return found
 
 

@@ -161,8 +161,8 @@ class Runs:
                 if child is not None:
                     child.status, child.resident = status, usage.ru_maxrss << 10
 
-    def run(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Carry out an order to run a program, and report."""
+    def run(self, message: dict[str, Any], fds: list[int]) -> bool:
+        """Carry out an order to run a program, and report; whether its working folder went with the report."""
         if not self.jail.resize(message["limits"]):
             self.clear()
         child = self.take()
@@ -183,6 +183,7 @@ class Runs:
         finally:
             child.close()
         self.link.send({"event": "done", "status": status, "wall_s": wall_s, **usage}, folder)
+        return bool(folder)
 
 
 def report_fault(runs: Runs, error: BaseException) -> None:

@@ -317,9 +317,10 @@ class Zygote:
             jail.prepare()
             runs.make()
             message, fds = (order, []) if order else runs.link.receive()
-            # Meant for the first process of a session, which has ended: its caller had not yet read the notice of that,
-            # which is its answer.
-            while message is not None and message["order"] not in ("run", "session"):
+            # Meant for the last init, which was killed before it read it: the notice of that was its answer.
+            while message is not None and (
+                message["order"] not in ("run", "session") or message["init"] != self._link.serial
+            ):
                 for fd in fds:
                     os.close(fd)
                 message, fds = runs.link.receive()
@@ -328,8 +329,8 @@ class Zygote:
             if message["order"] == "session":
                 serve_session(runs, message)
                 os._exit(0)
-            runs.run(message, fds)
-            if message["show_work"] and jail.workspace is not None:
+            shown = runs.run(message, fds)
+            if shown and jail.workspace is not None:
                 # "fetched", or the caller is gone: only then may the next init clear the folder.
                 wire.receive(self._link.work)
             os._exit(_RAN)
