@@ -9,8 +9,10 @@ from roll_envs.verifiers.mathematics.prose import RESTATED, SPAN, says, stated
 from roll_envs.verifiers.mathematics.sentences import EMOJI, OTHER_SCRIPT, REVISED
 
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
+# "The answer is $65$.I hope it is right": a full stop that ends a sentence without a space.
 _STUCK = re.compile(r"(?<=[\d$)}])\.(?=[A-Z][a-z ])")
 _PROSE = re.compile(rf"(?<![\\A-Za-z{{])[A-Za-z]{{2,}}(?![A-Za-z}}])|\bi\.e|{OTHER_SCRIPT.pattern}")
+# A last line that only checks what stands before it: "3 · 4 = 12 ✓".
 _CHECKED = re.compile(r"(?<=\S)\s*\n[^A-Za-z\n]{1,80}=[^A-Za-z\n]{1,80}[✓✔]$")
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|square|qed)\b\$?")
 _STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)"

@@ -38,7 +38,11 @@ def stated(text: str, *, first: bool = False) -> str:
     if len(told) > 1 and _BARE.fullmatch(told[0]) and _PROSE.match(told[1]) and not first:
         told = [told[0], *filter(CONCLUDES.match, told[1:])]  # the answer, then an explanation
     told = told if first else told[::-1]
-    readings = (map(_counted, (_CAUSE.sub("", one) for one in told)), map(_counted, told), map(in_digits, told))
+    readings = (
+        map(_counted, (_CLAUSE["cause"].sub("", one) for one in told)),
+        map(_counted, told),
+        map(in_digits, told),
+    )
     found = next(filter(None, (_stated(one, first) for each in readings for one in each)), "")
     found = re.sub(rf"(?<={SIGN}),?\s(?:and|or)\s(?={SIGN})", ", ", found)
     found = re.sub(SIGN, lambda sign: contents[ord(sign.group()) - ord(SIGN[1])], found)
@@ -46,7 +50,7 @@ def stated(text: str, *, first: bool = False) -> str:
 
 
 def _counted(sentence: str) -> str:
-    return _COUNT.sub(lambda match: in_digits(match.group()), sentence)
+    return _CLAUSE["count"].sub(lambda match: in_digits(match.group()), sentence)
 
 
 # -- clauses -----------------------------------------------------------------------------------------------------------
@@ -120,27 +124,30 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
     ),
     "subject": (r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s",),
 }  # fmt: skip
-(_COUNT, _CAUSE, RESTATED, _REMARK, _ABOUT, _EXPLAINED, _CONSEQUENCE, _SUBORDINATE, _GIVEN, _VERDICT, _UNSURE,
- _TAKEN_BACK, _OF, _DENIED, _WRONG, _SUBJECT) = patterns(_CLAUSES)  # fmt: skip
+_CLAUSE = patterns(_CLAUSES)
+RESTATED = _CLAUSE["restated"]
 _FEW_WORDS = 4
 
 
 def _stated(sentence: str, first: bool) -> str:
     revised = REVISED.split(sentence)[-1]
     sentence = revised if re.search(rf"\d|{SIGN}", revised) else sentence
-    sentence = _ABOUT.sub(" ≈ ", _REMARK.sub("", RESTATED.sub("", sentence)))
+    sentence = _CLAUSE["about"].sub(" ≈ ", _CLAUSE["remark"].sub("", RESTATED.sub("", sentence)))
     sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
     if re.search("probability|chance|odds", sentence):
         sentence = re.sub(r"(\d) (?:in|out of) (\d)", r"\1/\2", sentence)
     if "ratio" in sentence:
         sentence = re.sub(r"(?<![:\d])(\d+)(?: to |: )(\d+)(?!\s?[:\d])", r"\1:\2", sentence)
-    explained = _EXPLAINED.search(sentence)
-    pieces = _CONSEQUENCE.split(sentence[: explained.end()] if explained else sentence)
+    explained = _CLAUSE["explained"].search(sentence)
+    pieces = _CLAUSE["consequence"].split(sentence[: explained.end()] if explained else sentence)
     for piece in pieces if first else reversed(pieces):
-        verdict = _VERDICT.search(piece)
+        verdict = _CLAUSE["verdict"].search(piece)
         if verdict and _is_meant(piece, verdict) and not re.search(rf"[\d∞]|{SIGN}", piece[verdict.end() :]):
             return verdict.group()
-        for clause in (*_SUBORDINATE.split(_GIVEN.sub("", piece)), *_SUBORDINATE.split(piece)):
+        for clause in (
+            *_CLAUSE["subordinate"].split(_CLAUSE["given"].sub("", piece)),
+            *_CLAUSE["subordinate"].split(piece),
+        ):
             found = _main(clause, first)
             if found is not None:
                 return found
@@ -151,7 +158,7 @@ def _is_meant(sentence: str, words: re.Match[str]) -> bool:
     """Whether words stand in a sentence without a doubt before or a correction behind them."""
     before = re.split(r"[,;:]\s", sentence[: words.start()])[-1]
     after = sentence[words.end() :]
-    return not (_UNSURE.search(before) or _TAKEN_BACK.search(after) or REVISED.search(after))
+    return not (_CLAUSE["unsure"].search(before) or _CLAUSE["taken back"].search(after) or REVISED.search(after))
 
 
 def _main(clause: str, first: bool) -> str | None:
@@ -160,15 +167,19 @@ def _main(clause: str, first: bool) -> str | None:
     Empty where all are denied, ``None`` where there is none.
     """
     every = _quantities(clause)
-    found = [(a, b) for a, b in every if not _DENIED.search(clause[max(0, a - 30) : a]) and not _WRONG.match(clause, b)]
+    found = [
+        (a, b)
+        for a, b in every
+        if not _CLAUSE["denied"].search(clause[max(0, a - 30) : a]) and not _CLAUSE["wrong"].match(clause, b)
+    ]
     if not found:
         return "" if every else None
-    if first or (not clause[: found[0][0]].strip() and _SUBJECT.match(clause, found[0][1])):
+    if first or (not clause[: found[0][0]].strip() and _CLAUSE["subject"].match(clause, found[0][1])):
         del found[1:]
     few = not clause.startswith(" ways", found[-1][1])
     few = few and not re.search(r"\d\)?\s?=", clause[slice(*found[-1])])
     few = few and len(re.findall(r"[^\W\d_]{2,}", clause[found[-1][1] :])) <= _FEW_WORDS
-    while few and len(found) > 1 and _OF.fullmatch(clause[found[-2][1] : found[-1][0]]):
+    while few and len(found) > 1 and _CLAUSE["of"].fullmatch(clause[found[-2][1] : found[-1][0]]):
         found.pop()
     quantity = clause[slice(*found[-1])]
     # The end of a calculation with words in it: "10 books × 3 = 30", "m = (2 kg/L)(3 L) = 6 kg".

@@ -90,15 +90,16 @@ _PHRASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def patterns(table: dict[str, tuple[str, ...]], opening: str = "") -> list[re.Pattern[str]]:
-    """A pattern of each kind of phrases, in order; words in capitals stand for parts of it."""
+def patterns(table: dict[str, tuple[str, ...]], opening: str = "") -> dict[str, re.Pattern[str]]:
+    """A pattern of each kind of phrases; words in capitals stand for parts of it."""
     part = re.compile("|".join(_PARTS))
-    wholes = (rf"{opening}(?:{'|'.join(phrases)})" for phrases in table.values())
-    return [re.compile(part.sub(lambda name: _PARTS[name[0]], whole)) for whole in wholes]
+    wholes = ((kind, rf"{opening}(?:{'|'.join(phrases)})") for kind, phrases in table.items())
+    return {kind: re.compile(part.sub(lambda name: _PARTS[name[0]], whole)) for kind, whole in wholes}
 
 
-_ASIDE, _SUPPOSED, _LOOKS_BACK, _CONVERTS, _BEHIND, CONCLUDES = patterns(_OPENINGS, r"(?i)(?:(?!SIGN)\W){0,4}")
-_NO_ANSWER, REVISED, _GOES_ON = patterns(_PHRASES, "(?i)")
+_BEGINS = patterns(_OPENINGS, r"(?i)(?:(?!SIGN)\W){0,4}")
+_SAYS = patterns(_PHRASES, "(?i)")
+CONCLUDES, REVISED = _BEGINS["concludes"], _SAYS["revised"]
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
 _WRITINGS = (
     (r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2"),
@@ -123,20 +124,22 @@ def sentences(text: str) -> list[str]:
     told: list[str] = []
     stated = concluded = back = False
     for part in every:
-        looks = stated and (_LOOKS_BACK.match(part) or (concluded and _BEHIND.match(part)))
-        if (looks or back) and any(ending(part) for ending in (CONCLUDES.match, REVISED.search, _GOES_ON.search)):
+        looks = stated and (_BEGINS["looks back"].match(part) or (concluded and _BEGINS["behind"].match(part)))
+        if (looks or back) and any(
+            ending(part) for ending in (CONCLUDES.match, REVISED.search, _SAYS["goes on"].search)
+        ):
             looks = back = False
         back = back or bool(looks and (_VALUE.search(part) or ":" in part or _SHORT.fullmatch(part)))
-        converts = stated and _CONVERTS.match(part) and not _rounds(part, told[-1])
-        if not (looks or back or converts or _ASIDE.match(part) or _SUPPOSED.match(part)):
+        converts = stated and _BEGINS["converts"].match(part) and not _rounds(part, told[-1])
+        if not (looks or back or converts or _BEGINS["aside"].match(part) or _BEGINS["supposed"].match(part)):
             concluded = concluded or bool(CONCLUDES.match(part) or (not told and _SHORT.fullmatch(part)))
             stated = stated or _VALUE.search(part) is not None
             told.append(part)
     if not stated:
-        told += [part for part in every if _SUPPOSED.match(part) and not re.search(r"\bwere\b", part)]
+        told += [part for part in every if _BEGINS["supposed"].match(part) and not re.search(r"\bwere\b", part)]
     # A long text that begins with a doubt may find the answer in the end.
     doubted = [*told[-1:], *(every[:1] if len(every) <= 4 else ())]
-    return [] if any(map(_NO_ANSWER.search, doubted)) or _CUT_OFF.search(text) else told
+    return [] if any(map(_SAYS["no answer"].search, doubted)) or _CUT_OFF.search(text) else told
 
 
 def _rounds(sentence: str, before: str) -> bool:
