@@ -6,8 +6,9 @@
 ``docs/verifiers.md`` lists the names. Importing this package imports no verifier; each comes with its first use.
 """
 
+from roll_envs.verifiers.judging import ajudge, close_verifier, judge
 from roll_envs.verifiers.registry import as_verifier, make_verifier, register_verifier, verifier_names
-from roll_envs.verifiers.types import Failed, Score, Verdict, Verifier, ajudge, close_verifier, judge
+from roll_envs.verifiers.types import Failed, Score, Verdict, Verifier
 
 __all__ = [
     "Failed",

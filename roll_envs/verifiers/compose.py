@@ -16,8 +16,9 @@ from typing import Any, TypeGuard
 from pydantic import FiniteFloat
 
 from roll_envs.errors import ConfigError, UnknownNameError
+from roll_envs.verifiers.judging import close_verifier, judge
 from roll_envs.verifiers.registry import as_verifier
-from roll_envs.verifiers.types import Failed, Score, Verdict, Verifier, close_verifier, judge
+from roll_envs.verifiers.types import Failed, Score, Verdict, Verifier
 
 PartSpec = str | Mapping[str, Any] | Verifier
 
