@@ -9,21 +9,18 @@ processors of PID 1, which has the same user.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.resources
 import io
-import json
 import secrets
-import select
-import struct
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Isolation
+from sandboxes.docker.channel import Channel, Reply
 from sandboxes.docker.engine import Engine, Plan, Shape
 from sandboxes.docker.pid1 import MOST_RESIDUE
 from sandboxes.local.inside import seccomp
@@ -74,121 +71,6 @@ def judge(info: Mapping[str, Any], facts: Mapping[str, Any], *, runtime: str | N
 
 _UNROUTED = frozenset({"tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0"})
 """Network devices that some kernels create in every network namespace, down and without an address."""
-
-
-CHUNK = 1 << 18
-LAST_WORDS_S = 1.0
-
-
-@dataclass(kw_only=True, slots=True)
-class Reply:
-    """The result and the output of one request."""
-
-    result: dict[str, Any] = field(default_factory=dict)
-    out: bytearray = field(default_factory=bytearray)
-    err: bytearray = field(default_factory=bytearray)
-    files: dict[str, bytearray] = field(default_factory=dict)
-    content: bytearray = field(default_factory=bytearray)
-    """Of the file that arrives now."""
-
-
-class Channel:
-    """The two directions of a container's attached streams, with a deadline on every wait; for one thread at a time.
-
-    What comes from the container is wrapped twice: by the engine, which marks stdout and stderr, and, on stdout, by
-    PID 1 (see ``pid1``).
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._socket = getattr(stream, "_sock", stream)  # the SDK wraps unix and tcp sockets in a file
-        self._engine_bytes = bytearray()
-        self._bytes = bytearray()
-        self._stderr = bytearray()
-
-    @property
-    def idle(self) -> bool:
-        """Whether the connection is open and no unexpected bytes have arrived."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return not self._bytes and not self._engine_bytes and not poll.poll(0)
-
-    def request(
-        self, header: Mapping[str, Any], body: Sequence[bytes], *, deadline: float, before: Sequence[bytes] = ()
-    ) -> Reply:
-        """Send a request and read its reply; ``deadline`` is of ``time.monotonic``, ``before`` is sent first.
-
-        Raises ``TimeoutError`` at the deadline, and ``ConnectionError``, with the last output on stderr, where the
-        container or the connection to it is gone. PID 1 writes nothing before it has read the whole request, so the two
-        never wait for each other.
-        """
-        text = json.dumps(header).encode()
-        reply = Reply()
-        try:
-            self._allow_until(deadline)
-            # One write, so that each process on the way is woken once.
-            self._socket.sendall(b"".join([*before, struct.pack("!I", len(text)), text, *body]))
-            while not reply.result:
-                self._take_frame(reply, deadline)
-        except TimeoutError:
-            raise
-        except OSError as error:
-            until = min(deadline, time.monotonic() + LAST_WORDS_S)
-            with contextlib.suppress(OSError):  # the reason may be on stderr
-                while time.monotonic() < until:
-                    self._receive(until)
-            said = self._stderr.decode("utf-8", "replace").strip()
-            raise ConnectionError(said or str(error)) from error
-        if reply.result.get("id") != header["id"]:
-            raise ConnectionError(f"an answer to another request ({reply.result.get('id')!r})")
-        return reply
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def _take_frame(self, reply: Reply, deadline: float) -> None:
-        kind, length = struct.unpack("!cI", self._read(5, deadline))
-        sinks = {b"o": reply.out, b"e": reply.err, b"f": reply.content}
-        if kind not in (*sinks, b"n", b"r"):
-            raise ConnectionError(f"not a frame: {kind!r} and {bytes(self._bytes[:40])!r}")
-        content = self._read(length, deadline)
-        if kind == b"n":
-            reply.content = reply.files[content.decode()] = bytearray()
-        elif kind == b"r":
-            reply.result = json.loads(content)
-        else:
-            sinks[kind] += content
-
-    def _read(self, count: int, deadline: float) -> bytes:
-        """From standard output of the container."""
-        while len(self._bytes) < count:
-            self._receive(deadline)
-        content = bytes(self._bytes[:count])
-        del self._bytes[:count]
-        return content
-
-    def _receive(self, deadline: float) -> None:
-        """Wait for bytes and remove the engine's framing. Raises ``OSError`` at the end of the connection."""
-        self._allow_until(deadline)
-        piece = self._socket.recv(CHUNK)
-        if not piece:
-            raise ConnectionError
-        buffer = self._engine_bytes
-        buffer += piece
-        while len(buffer) >= 8:
-            # Stream number (1 stdout, 2 stderr), three zero bytes, length, content.
-            kind, length = struct.unpack_from("!BxxxI", buffer)
-            if len(buffer) < 8 + length:
-                break
-            content = buffer[8 : 8 + length]
-            del buffer[: 8 + length]
-            if kind == 1:
-                self._bytes += content
-            else:
-                self._stderr = (self._stderr + content)[-4000:]
-
-    def _allow_until(self, deadline: float) -> None:
-        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
 
 
 START_S = 30.0

@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraError, SandboxError
 from roll_envs.sandbox import Limits, make_sandbox
+from sandboxes.docker.channel import Channel
 from sandboxes.docker.engine import Shape
 from sandboxes.docker.sandbox import DockerSandbox
-from sandboxes.docker.slot import _BOOT, Channel, _code, judge
+from sandboxes.docker.slot import _BOOT, _code, judge
 from sandboxes.local.inside.files import wipe
 from sandboxes.local.inside.seccomp import MACHINES, Rules, build
 from sandboxes.pool import Pool
