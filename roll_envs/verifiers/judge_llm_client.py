@@ -119,7 +119,11 @@ class NoReplyError(Exception):
 
 
 class _RetryableError(Exception):
-    """A failed attempt that may be repeated: why, and after how many seconds at least."""
+    """A failed attempt that may be repeated, after ``pause_s`` at least."""
+
+    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.pause_s = pause_s
 
 
 class _SchemaRefusedError(Exception):
@@ -195,7 +199,7 @@ class ChatClient:
                 plain = True
                 continue
             except _RetryableError as error:
-                last, least_s = error.args
+                last, least_s = str(error), error.pause_s
             except TimeoutError:
                 last = f"no reply within {min(left, self.endpoint.try_s):.3g} s"
             count += 1
@@ -233,7 +237,7 @@ class ChatClient:
                 content = await _read(response)
                 status, wait = response.status_code, response.headers.get("retry-after", "")
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise _RetryableError(f"{type(error).__name__}: {error}", 0.0) from None
+            raise _RetryableError(f"{type(error).__name__}: {error}") from None
         except httpx.InvalidURL as error:
             raise NoReplyError(f"the judge's address {address!r} cannot be used: {error}") from None
         if status == 200:
@@ -259,11 +263,11 @@ def _reply(content: bytes) -> ChatReply:
     try:
         reply = json.loads(content)
     except (ValueError, RecursionError):
-        raise _RetryableError(f"the reply is no JSON: {content[:100].decode(errors='replace')!r}", 0.0) from None
+        raise _RetryableError(f"the reply is no JSON: {content[:100].decode(errors='replace')!r}") from None
     try:
         said = read_answer(reply)
     except ValueError as error:
-        raise _RetryableError(str(error), 0.0) from None
+        raise _RetryableError(str(error)) from None
     cut = "" if said.finish in _ENDED else said.finish
     if not said.text.strip() and not cut:
         # Not repeated: at temperature 0 the next reply would be empty as well.

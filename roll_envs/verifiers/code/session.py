@@ -154,12 +154,17 @@ class Testing:
             self._answer.close()
         self._answer = None
 
-    def again(self, plan: dict[str, Any], *, beside: bool = False) -> dict[str, Any]:
-        """The same tests in the answer's jail; or with an answer whose values allow everything."""
+    def control(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """The same tests with an answer whose values allow everything."""
+        return self._again(self.tests, plan, ", control=True")
+
+    def beside(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """The same tests in the answer's jail."""
+        return self._again(self.answers, plan, f", answer={self._source!r}")
+
+    def _again(self, sandbox: Sandbox, plan: dict[str, Any], how: str) -> dict[str, Any]:
         self._until = max(self._until, time.monotonic() + self.most_s)
-        if beside:
-            return self._converse(self.answers, plan, f", answer={self._source!r}")
-        return self._converse(self.tests, plan, ", control=True")
+        return self._converse(sandbox, plan, how)
 
     def _converse(self, sandbox: Sandbox, plan: dict[str, Any], how: str) -> dict[str, Any]:
         keep = self.keep and sandbox is self.tests

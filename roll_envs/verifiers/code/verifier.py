@@ -206,7 +206,7 @@ class CodeVerifier:
         try:
             found = testing.run(source, orders)
             if found["refused"] and self.tests_inside:
-                found, beside = testing.again(orders, beside=True), True
+                found, beside = testing.beside(orders), True
         except JailEnded as ended:
             if not testing.asked:
                 raise Unusable(f"the tests end their own jail ({ended.status}: {ended})") from None
@@ -234,7 +234,7 @@ class CodeVerifier:
     def _own_faults(self, testing: Testing, orders: dict[str, Any], doubts: list[str] | None) -> list[str]:
         """Which of the errors come also with an answer whose values allow everything; ``None``: the end of the jail."""
         try:
-            found = testing.again(orders)
+            found = testing.control(orders)
         except JailEnded as ended:
             return [str(ended)] if doubts is None else []
         return [doubt for doubt in doubts or () if doubt in found["doubts"]]
