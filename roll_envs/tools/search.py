@@ -10,9 +10,11 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt
 
 from roll_envs.errors import ConfigError
-from roll_envs.tools.search_index import MAX_QUERY_CHARS, Document, SearchIndex, load_index, words_of_text
+from roll_envs.tools.search_index import Document, SearchIndex, load_index, words_of_text
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec, object_schema
 
+MAX_QUERY_CHARS = 2000
+"""Of a query, the first so many characters are read."""
 _WORD = re.compile(r"[^\W_]+")
 
 

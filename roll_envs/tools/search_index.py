@@ -33,8 +33,6 @@ from roll_envs.errors import ConfigError
 
 K1, B = 1.2, 0.75
 FORMAT = 1
-MAX_QUERY_CHARS = 2000
-"""Of a query, the first so many characters are read."""
 
 _WORD = re.compile(r"[^\W_]+")
 _CACHED = 8
