@@ -53,7 +53,7 @@ _FOREIGN = {
 }
 # The parentheses in the middle are for remarks such as "(in cm)".
 _PHRASE = re.compile(
-    r"(?-i:(?<![A-Za-z])(?=[^\W\d_eghiknqsu-zEGHIKNQSU-Z]))(?:"  # for speed: letters that none begins with
+    r"(?-i:(?<![A-Za-z])(?=[^\W\d_eghiknqsu-zEGHIKNQSU-Z]))(?:"  # for speed: no phrase begins with these letters
     r"(?:(?:final|correct|best|right|matching)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
     r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:[a-z]+\s+)?(?:question|problem)\s+)?"
     r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
@@ -144,6 +144,7 @@ def reply(text: str) -> str:
             text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
             break
     following = _NEXT.search(text)
+    # It may also begin anew: with the words that its first answer began with.
     opening = " ".join(text.split(" ", 4)[:4])
     ends = [following.start() if following else -1, text.find("\n\n" + opening, 1) if len(opening) > 15 else -1]
     for end in sorted(ends):

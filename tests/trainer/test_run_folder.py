@@ -82,12 +82,12 @@ def test_one_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:
 def lock_fork_and_die(path: Path) -> None:
     """Leaves a process behind, as an environment may have started one, until there is the file ``over``."""
     RunFolder.open(path).locked(print).__enter__()
+    until = time.monotonic() + 30
     if os.fork():
-        while not (path / "forked").exists():
+        while not (path / "forked").exists() and time.monotonic() < until:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     (path / "forked").touch()
-    until = time.monotonic() + 30
     while not (path / "over").exists() and time.monotonic() < until:
         time.sleep(0.01)
     (path / "ended").touch()
