@@ -10,8 +10,9 @@ import itertools
 import re
 
 from roll_envs.verifiers.mathematics.plain_numbers import in_digits
-from roll_envs.verifiers.mathematics.sentences import CONCLUDES, REVISED, SIGN, patterns, sentences
+from roll_envs.verifiers.mathematics.sentences import CONCLUDES, PARTS, REVISED, SIGN, sentences
 from roll_envs.verifiers.mathematics.units import compound, is_unit_word
+from roll_envs.verifiers.phrases import patterns
 
 # Mathematics between delimiters, and commands that may hold words and spaces.
 SPAN = re.compile(  # lengths are limited, so that delimiters without an end take linear time
@@ -57,12 +58,12 @@ def _counted(sentence: str) -> str:
 
 _CLAUSES: dict[str, tuple[str, ...]] = {
     "count": (  # "are left three", "so two apples are left": a spelled number with no other number behind it
-        r"(?i:(?:^|\b(?:so|is|are|was|were|be|has|have|exactly|only|leaves|gives|equals|makes)\s)SPELLED)"
-        r"(?![^,;\n]*(?:\d|SIGN|-digit)|[^\n]*\bnamely\b)",
+        r"(?i:(?:^|\b(?:so|is|are|was|were|be|has|have|exactly|only|leaves|gives|equals|makes)\s){SPELLED})"
+        r"(?![^,;\n]*(?:\d|{SIGN}|-digit)|[^\n]*\bnamely\b)",
     ),
     "cause": (r",?\s(?:because|since)\s[^,]*$",),
     "restated": (  # the same value in parentheses behind it, perhaps in another unit
-        r"(?<=[\dπ]|SIGN)\s\((?:[\d\s.,+=*·×−°%$€£≈-]|SIGN)+\)(?=[.\s]*$)",
+        r"(?<=[\dπ]|{SIGN})\s\((?:[\d\s.,+=*·×−°%$€£≈-]|{SIGN})+\)(?=[.\s]*$)",
         r"(?<=[\dπA-Za-z%²³])\s\((?:[$€£]\d[\d.,]*|\d[\d.,]*(?:\s?(?:%|°[CF]?)|\s[A-Za-z]{1,3}[²³]?))\)",
     ),
     "remark": (
@@ -77,18 +78,18 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
         r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
         r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))",
     ),
-    "about": (r",\s(?:or\s|which is\s|i\.e\.\s)?(?:approximately|about|roughly)\s(?=[\d$€£]|SIGN)",),
+    "about": (r",\s(?:or\s|which is\s|i\.e\.\s)?(?:approximately|about|roughly)\s(?=[\d$€£]|{SIGN})",),
     "explained": (  # "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer
-        r"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{0,80}?(?:\d|SIGN|=[^:]{0,80})"
+        r"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{0,80}?(?:\d|{SIGN}|=[^:]{0,80})"
         r"(?:\s[a-z/²³%°]+){0,3}(?=:\s|\s[-–—]\s[a-z]{2})",
     ),
     "consequence": (
         r"(?i:\b(?:so|thus|hence|therefore|giving|gives|yields|makes|(?<!n't )get|i\.e\.|that is|donc|entonces)\b)"
         r"[,:]?",
         r"[→⇒⟹∴]|=>|->|;\s(?=(?:since|because|as)\s[^;]*,)",
-        r",\swhich\s(?:[a-z]+\s){0,5}(?:is|are|to|us|makes|equals|means|leaves)\s(?:about\s)?(?=VALUE|[a-z]\s=)",
+        r",\swhich\s(?:[a-z]+\s){0,5}(?:is|are|to|us|makes|equals|means|leaves)\s(?:about\s)?(?={VALUE}|[a-z]\s=)",
         r"\b(?:is|are)\s(?:un)?(?:positive|negative|zero|defined|increasing|decreasing|satisfied|true|valid|real)"
-        r"\s(?:only\s|exactly\s|precisely\s)?(?:when|if|for|at)\s(?=VALUE|[a-z]\s?[=<>≤≥])",
+        r"\s(?:only\s|exactly\s|precisely\s)?(?:when|if|for|at)\s(?={VALUE}|[a-z]\s?[=<>≤≥])",
     ),
     "subordinate": (  # what begins a clause that only explains, restricts or restates
         r",?\s\(?(?:because|since|when|who|where|which|while|whereas|although|though|if|including|instead|rather"
@@ -96,7 +97,7 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
         r",?\safter (?:it|he|she|they|we|\S+ (?:\w+ )?(?:is|are|was|were))\b",
         r",\s(?:as|also (?:written|known)|or (?:as|about|exactly)|namely|of wh|an average of|from|up|down|followed"
         r"|ahead|beating|exceeding|saving|with|well|excluding|(?:and\s)?(?:indeed|for (?:example|instance)))\b",
-        r"\sfor\s(?:all|every|any|each)\s(?=[a-z]\b|SIGN|real|integer|positive)",
+        r"\sfor\s(?:all|every|any|each)\s(?=[a-z]\b|{SIGN}|real|integer|positive)",
         r",?\s(?:验证|因为)",
     ),
     "given": (r"(?i:^\s*(?:as|since|because|if|when|for|given|with)\s)(?:[^,()]|\([^()]*\))*,\s",),
@@ -112,10 +113,10 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
     ),
     # "9 apples in 2 baskets": what stands between the answer and a number that only says where, when or of what
     "of": (
-        r"(?:WORD){0,3},?\s(?:in|on|over|after|within|during|between|for|at|of|per|with|than|from|among|upon|pour|für"
+        r"(?:{WORD}){0,3},?\s(?:in|on|over|after|within|during|between|for|at|of|per|with|than|from|among|upon|pour|für"
         r"|para|con|to (?!get|make|obtain|reach)[a-z]+|(?:(?:is|are|was|were)\s)?[a-z]+ed\sby"
         r"|(?:is|are|was|were)\s(?:[a-z]+\s(?:in|over|during|within)|(?:needed|required|used)\sfor))"
-        r"(?:(?!\s(?:total|all|for)\b)WORD){0,4}\s",
+        r"(?:(?!\s(?:total|all|for)\b){WORD}){0,4}\s",
     ),
     "denied": (r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$",),
     "wrong": (
@@ -124,7 +125,7 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
     ),
     "subject": (r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s",),
 }  # fmt: skip
-_CLAUSE = patterns(_CLAUSES)
+_CLAUSE = patterns(_CLAUSES, parts=PARTS)
 RESTATED = _CLAUSE["restated"]
 _FEW_WORDS = 4
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 
 from roll_envs.verifiers.mathematics.plain_numbers import SPELLED
+from roll_envs.verifiers.phrases import patterns
 
 SIGN = "[\U000f0000-\U000ffffd]"
 """Stands for mathematics between delimiters."""
@@ -30,9 +31,9 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"(?:many|most|some) people\b.{1,200}\bwould\b",
     ),
     "looks back": (  # is left out behind a value, with what follows, up to the next conclusion
-        r"WE(?:double-?)?check(?!\w* (?:[a-z]\b|all|each|every|which|cases|if|whether))",
-        r"WE(?:verif[iy]|satisf[iy]|confirm|probe\b|prueba|comproba|vérif|провер)",
-        r"(?:substitut|plug)[^.]{0,40}\bback\b(?![^.]{0,200}(?:\b[a-z] ?=|SIGN))",
+        r"{WE}(?:double-?)?check(?!\w* (?:[a-z]\b|all|each|every|which|cases|if|whether))",
+        r"{WE}(?:verif[iy]|satisf[iy]|confirm|probe\b|prueba|comproba|vérif|провер)",
+        r"(?:substitut|plug)[^.]{0,40}\bback\b(?![^.]{0,200}(?:\b[a-z] ?=|{SIGN}))",
         r"(?:explanation|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
         r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
         r"(?:here(?:'s| is)|that'?s|this is) (?:how (?:i|we|it|this|you)|the breakdown)\b",
@@ -60,7 +61,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """How sentences of a kind begin."""
-_PARTS = {
+PARTS = {
     "SIGN": SIGN,
     "SPELLED": SPELLED.pattern,
     "VALUE": rf"[-$€£(\d]|{SIGN}",
@@ -85,20 +86,13 @@ _PHRASES: dict[str, tuple[str, ...]] = {
     ),
     "goes on": (  # after what looks back: a doubt, or a conclusion
         r"n't\b|\b(?:not|wrong|off|redo|hmm|however|but|mistake)\b",
-        r",\s(?:so|thus|hence|therefore)\b.*(?:\d|SIGN)|^(?:now|then|next)\b(?!.*(?:check|verif))",
+        r",\s(?:so|thus|hence|therefore)\b.*(?:\d|{SIGN})|^(?:now|then|next)\b(?!.*(?:check|verif))",
     ),
 }  # fmt: skip
 
 
-def patterns(table: dict[str, tuple[str, ...]], opening: str = "") -> dict[str, re.Pattern[str]]:
-    """A pattern of each kind of phrases; words in capitals stand for parts of it."""
-    part = re.compile("|".join(_PARTS))
-    wholes = ((kind, rf"{opening}(?:{'|'.join(phrases)})") for kind, phrases in table.items())
-    return {kind: re.compile(part.sub(lambda name: _PARTS[name[0]], whole)) for kind, whole in wholes}
-
-
-_BEGINS = patterns(_OPENINGS, r"(?i)(?:(?!SIGN)\W){0,4}")
-_SAYS = patterns(_PHRASES, "(?i)")
+_BEGINS = patterns(_OPENINGS, parts=PARTS, opening=r"(?i)(?:(?!{SIGN})\W){0,4}")
+_SAYS = patterns(_PHRASES, parts=PARTS, opening="(?i)")
 CONCLUDES, REVISED = _BEGINS["concludes"], _SAYS["revised"]
 _CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
 _WRITINGS = (
