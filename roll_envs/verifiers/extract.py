@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from roll_envs.verifiers.announced import announced, answer_phrase
+from roll_envs.verifiers.phrases import patterns
 
 MAX_CHARS = 100_000
 """Of a longer text only the end is read, where a final answer is expected."""
@@ -34,43 +36,6 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 # The first alternative passes over escaped braces.
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
-# "the answer is" as it is said in other languages; what follows it is the answer.
-_FOREIGN = {
-    "cjk": r"(?:(?:最终|最終|正确|正確)?(?:的)?答案(?:应该|應該|应|應)?(?:是|为|為|选|選)?|"
-    r"(?:正确|正確)的?(?:选项|選項)?[是为為]|(?:故|应|應|因此|所以)?(?:选择|選擇|选|選)(?:项|項)?(?![错误])|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：】]?",
-    "es": r"\b(?:respuesta|opci[oó]n)(?:\s+(?:correcta|final))?\s*(?:es\b|:)",
-    "fr": r"\br[ée]ponse(?:\s+(?:correcte|finale))?\s*(?:est(?:\s+donc)?\b|:)",
-    "de": r"\b(?:antwort|lösung)\s*(?:ist\b|lautet\b|:)",
-    "pt": r"\bresposta(?:\s+(?:correta|certa|final))?\s*(?:é\b|:)",
-    "it": r"\brisposta(?:\s+(?:corretta|finale))?\s*(?:è|:)",
-    "ru": r"\bответ\s*(?:[:—–-]|это\b|равен\b)",
-    "vi": r"\bđáp\s+(?:án|số)(?:\s+đúng)?\s*(?:là\b|:)",
-    "id": r"\b(?:jawaban(?:nya)?|opsi|pilihan)(?:\s+(?:akhir|yang\s+(?:benar|tepat)))?\s*(?:adalah\b|:)?",
-    "pl": r"\bodpowiedź\s*(?:to\b|:)",
-    "tr": r"\b(?:doğru\s+)?cevap\s*:?",
-    "ar": r"(?:الإجابة|الجواب|الخيار)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)?",
-    "hi": r"(?:सही\s+)?(?:उत्तर|विकल्प)(?:\s+है)?\s*:?",
-}
-# The parentheses in the middle are for remarks such as "(in cm)".
-_PHRASE = re.compile(
-    r"(?-i:(?<![A-Za-z])(?=[^\W\d_eghiknqsu-zEGHIKNQSU-Z]))(?:"  # for speed: no phrase begins with these letters
-    r"(?:(?:final|correct|best|right|matching)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
-    r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:[a-z]+\s+)?(?:question|problem)\s+)?"
-    r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b"
-    r"(?:\s+(?:therefore|thus|then|simply|just|clearly|indeed|definitely|probably|likely|exactly|approximately|about))?"
-    r"\s*:?|:|=>?|[-–—](?=\s|[A-J]\b)|\$?\\boxed)\s*"
-    # A call: submit_answer(choice="D").
-    r"|(?:answer|choice|option|finish)[(=\[](?:\w{1,20}=)?(?=[\"']?[A-J]\b)"
-    rf"|(?:{'|'.join(_FOREIGN.values())})\s*)",
-    re.IGNORECASE,
-)
-_SUPPOSED = re.compile(
-    r"\b(?:if|whether|suppose|supposing|assume|assuming|unless|check|verify)\s+(?:\w+\s+){0,2}$", re.IGNORECASE
-)
-_IF = re.compile(r"\bif\b[^.\n]*$", re.IGNORECASE)
-_NOT_CHOSEN = ("不", "非", "没", "未")
-_DISPLAYS = {"$$": "$$", "\\[": "\\]"}
-_HASHES = re.compile(r"^#### *|(?<=\d )#### (?=[-$\d])", re.MULTILINE)
 # Emphasis of Markdown; between letters or digits two stars are a power.
 _STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_])__|__(?![A-Za-z0-9_])|`")
 _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?![\w(*])")
@@ -80,30 +45,25 @@ _FULL_WIDTH = str.maketrans("：，；（）［］＝％？！０１２３４５
 # mathematics.
 _JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNORECASE)
 
-
-# A base model goes on with a question of its own after its answer.
-_NEXT = re.compile(
-    r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|(?:Next |Similar |Another )?(?:[Qq]uestion|[Pp]roblem)|Exercise|Passage|Review"
-    r"|Instruction|Input|Human|User)\b[ \d]{0,4}[:.\n]|The following are |(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry "
-    r"(?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b)"
-    r"|(?<=[.!?>] )(?:Question|Problem|Exercise|Q): "
-    r"|\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )"
-    r"|\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}[.,]"
-    r" (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?"
-)
-_SHORT_ANSWER = re.compile(
-    r"\W{0,3}(?:[A-J]\b(?:[.):,][^\n]*|[^\n]{0,20}|[.):]?\n(?s:.*))|-?[$\d][^\n]{0,20})"
-    r"|(?![^\n]*(?:roblem|uestion|xercise|olv|tep))[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
-)
-_VALUE = re.compile(r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore|Ans)\b\.?)(?:\D{0,60}\d|,? \(?[A-J]\b)")
-_GIVEN = re.compile(r"Given|Let (?!me )|If|Suppose")
-
-
-class Announced(NamedTuple):
-    """What follows "the answer is", to the end of its line, and where it begins."""
-
-    text: str
-    start: int
+_CONTINUED = {
+    # A base model goes on with a question of its own after its answer.
+    "next": (
+        r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|(?:Next |Similar |Another )?(?:[Qq]uestion|[Pp]roblem)|Exercise|Passage"
+        r"|Review|Instruction|Input|Human|User)\b[ \d]{0,4}[:.\n]|The following are |(?:Now |Next,? )?(?:[Ll]et's )?"
+        r"[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b)"
+        r"|(?<=[.!?>] )(?:Question|Problem|Exercise|Q): "
+        r"|\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )"
+        r"|\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
+        r"[.,] (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?"
+    ),
+    "short answer": (
+        r"\W{0,3}(?:[A-J]\b(?:[.):,][^\n]*|[^\n]{0,20}|[.):]?\n(?s:.*))|-?[$\d][^\n]{0,20})"
+        r"|(?![^\n]*(?:roblem|uestion|xercise|olv|tep))[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
+    ),
+    "value": r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore|Ans)\b\.?)(?:\D{0,60}\d|,? \(?[A-J]\b)",
+    "given": r"Given|Let (?!me )|If|Suppose",
+}
+_SAYS = patterns(_CONTINUED)
 
 
 def tail(text: str) -> str:
@@ -143,7 +103,7 @@ def reply(text: str) -> str:
         if start >= 0 or end >= 0:  # one that was cut off reaches to the end; a prompt may have opened one
             text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
             break
-    following = _NEXT.search(text)
+    following = _SAYS["next"].search(text)
     # It may also begin anew: with the words that its first answer began with.
     opening = " ".join(text.split(" ", 4)[:4])
     ends = [following.start() if following else -1, text.find("\n\n" + opening, 1) if len(opening) > 15 else -1]
@@ -159,8 +119,8 @@ def _answers(text: str) -> bool:
     """Whether what stands before a next question is an answer."""
     text = text.rstrip("-=*_# \n")
     last = text.rpartition("\n")[2]
-    concludes = _VALUE.search(last) and not _GIVEN.match(last)
-    return bool(_SHORT_ANSWER.fullmatch(text) or boxed(text) or announced(text) or concludes)
+    concludes = _SAYS["value"].search(last) and not _SAYS["given"].match(last)
+    return bool(_SAYS["short answer"].fullmatch(text) or boxed(text) or announced(text) or concludes)
 
 
 def _in_json(text: str) -> str | None:
@@ -244,99 +204,3 @@ def _argument(text: str, start: int, closed_by: Mapping[int, int]) -> tuple[str 
         return (None, start) if end is None else (text[start + 1 : end], end + 1)
     word = _WORD.match(text, start)
     return (word.group().rstrip(".,;"), word.end()) if word else (None, start)
-
-
-def announced(text: str) -> list[Announced]:
-    """What follows each "the answer is", "Answer:", ``####`` or their like in other languages, in order.
-
-    An empty line after the words is passed over ("Answer:", then the answer below). A supposition ("if the answer is")
-    announces nothing.
-    """
-    found = []
-    for match in [*_PHRASE.finditer(text), *_HASHES.finditer(text)]:
-        # A box is read by `boxed`; one that got here never closes.
-        if match.group().endswith("boxed") or text[match.start() - 1 : match.start()] in _NOT_CHOSEN:
-            continue
-        before = text[max(0, match.start() - 80) : match.start()]
-        if _SUPPOSED.search(before[-40:]) or ("would" in match.group() and _IF.search(before)):
-            continue
-        at = match.end()
-        while at < len(text) and text[at] in " \t\r\n*_":
-            at += 1
-        end = text.find("\n", at)
-        end = len(text) if end < 0 else end
-        closing = _DISPLAYS.get(text[at:end].strip()) if end - at < _OPENING_CHARS else None
-        if closing is not None and text.find(closing, end, end + 2000) >= 0:  # mathematics on lines of its own
-            end = text.find(closing, end) + len(closing)
-        found.append((at, end))
-    return [Announced(text[at:end].strip().rstrip("*_ "), at) for at, end in sorted(found)[-_MOST:]]
-
-
-_OPENING_CHARS = 20
-"""Of a line that opens mathematics."""
-_MOST = 50
-"""Announcements that are read, from the end."""
-
-
-def answer_phrase(text: str) -> str | None:
-    """What the last announcement of an answer says that says something; ``None`` without one."""
-    return next((one.text for one in reversed(announced(text)) if one.text), None)
-
-
-FENCE_WORDS = {
-    "python": ("python", "python3", "py", "py3"),
-    "cpp": ("cpp", "c++", "cc", "cxx", "c"),
-    "javascript": ("javascript", "js", "node"),
-    "bash": ("bash", "sh", "shell"),
-    "go": ("go", "golang"),
-    "rust": ("rust", "rs"),
-    "typescript": ("typescript", "ts"),
-}
-_FENCE = re.compile(r"^[ \t]*(`{3,}+|~{3,}+)([^\n`]*)$", re.MULTILINE)
-
-
-class Fence(NamedTuple):
-    """A block of code between fences."""
-
-    language: str
-    """The word behind the fence, or nothing."""
-    body: str
-    closed: bool
-    """False for one that reaches to the end, since the text was cut off."""
-
-
-def fences(text: str) -> tuple[list[Fence], str]:
-    """The fences of a text, in order, and what stands outside of them."""
-    found: list[Fence] = []
-    outside: list[str] = []
-    at = 0
-    opened: re.Match[str] | None = None
-    for mark in _FENCE.finditer(text):
-        if opened is None:
-            opened = mark
-            outside.append(text[at : mark.start()])
-        # As in CommonMark, a closing fence is of the same sign, at least as long as the opening one, and has no name.
-        elif mark[1].startswith(opened[1]) and not mark[2].strip():
-            found.append(Fence(_name_of(opened), text[opened.end() + 1 : mark.start()], True))
-            opened, at = None, mark.end()
-    if opened is None:
-        outside.append(text[at:])
-    else:
-        found.append(Fence(_name_of(opened), text[opened.end() + 1 :], False))
-    return found, "".join(outside)
-
-
-def _name_of(fence: re.Match[str]) -> str:
-    return fence[2].strip().split(" ")[0].strip("{}.")  # Pandoc writes {.python}
-
-
-def code_of(answer: str, language: str = "python") -> str:
-    """The last block named after the language, else the last block without a name, else the text after the thoughts.
-
-    A block that is opened and never closed reaches to the end (the answer was cut off).
-    """
-    text = after_thinking(answer).replace("\r\n", "\n")
-    names = ("", *FENCE_WORDS.get(language, (language,)))
-    blocks = [block for block in fences(text)[0] if block.language.lower() in names]
-    named = [block for block in blocks if block.language]
-    return (named or blocks)[-1].body if blocks else text

@@ -20,7 +20,8 @@ from roll_envs.tools.arguments import call_problem, check_schema
 from roll_envs.tools.formats import find_tool_format
 from roll_envs.tools.formats.reading import read_whole_json
 from roll_envs.tools.types import ToolSpec
-from roll_envs.verifiers.extract import after_thinking, fences
+from roll_envs.verifiers.extract import after_thinking
+from roll_envs.verifiers.fences import fences
 from roll_envs.verifiers.types import Failed, Score, Verdict
 from roll_envs.verifiers.workers import TEXT_TASKS, shared_pool
 

@@ -11,7 +11,7 @@ _NAME = re.compile(r"\{([A-Z]+)\}")
 def patterns(
     table: Mapping[str, str | tuple[str, ...]],
     *,
-    parts: Mapping[str, str],
+    parts: Mapping[str, str] | None = None,
     words: Mapping[str, str] | None = None,
     opening: str = "",
 ) -> dict[str, re.Pattern[str]]:
@@ -20,7 +20,7 @@ def patterns(
     ``words``: parts that are one of several words, written with spaces between them; ``_`` is a space within a word.
     Parts may hold other parts. Raises KeyError for a part that there is not.
     """
-    known = dict(parts)
+    known = dict(parts or {})
     for name, listed in (words or {}).items():
         known[name] = f"(?:{'|'.join(listed.split())})".replace("_", " ")
 

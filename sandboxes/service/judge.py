@@ -17,7 +17,7 @@ from roll_envs.errors import ConfigError, RollError
 from roll_envs.sandbox import Language, Sandbox
 from roll_envs.verifiers.code.cases import Plan, Unusable, read_plan
 from roll_envs.verifiers.code.verifier import CaseResult, CodeVerifier
-from roll_envs.verifiers.extract import code_of
+from roll_envs.verifiers.fences import code_of
 from sandboxes.service.messages import Answer, Refusal, check_code, check_parts, fill
 from sandboxes.service.pool import Pool
 from sandboxes.service.settings import Settings

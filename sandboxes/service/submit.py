@@ -16,7 +16,7 @@ from typing import Any
 import pydantic
 
 from roll_envs.errors import SandboxError
-from roll_envs.verifiers.extract import FENCE_WORDS, fences
+from roll_envs.verifiers.fences import FENCE_WORDS, fences
 from sandboxes.programs import FUSION_NAMES, FUSION_OF, ROWS
 from sandboxes.service.fusion import MOST_SHOWN, FusionForm, RunCodeForm, execute, fusion_program
 from sandboxes.service.messages import Answer, Refusal, check_code, fill, parse_json

@@ -21,7 +21,7 @@ from roll_envs.verifiers import Failed, Score, make_verifier
 from roll_envs.verifiers.code.inside.compare import same_value
 from roll_envs.verifiers.code.inside.values import decode, encode
 from roll_envs.verifiers.code.outputs import same_output
-from roll_envs.verifiers.extract import code_of
+from roll_envs.verifiers.fences import code_of
 
 SECRET = 918273
 

@@ -29,7 +29,7 @@ from roll_envs.verifiers.code.inside import preamble
 from roll_envs.verifiers.code.inside.values import encode
 from roll_envs.verifiers.code.outputs import accepts, same_output
 from roll_envs.verifiers.code.session import JailEnded, Testing, close_idle
-from roll_envs.verifiers.extract import code_of
+from roll_envs.verifiers.fences import code_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
 _RunSeconds = Annotated[Seconds, Field(le=1e6)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from roll_envs.verifiers.extract import announced, answer_phrase, boxed, plain, reply
+from roll_envs.verifiers.announced import announced, answer_phrase
+from roll_envs.verifiers.extract import boxed, plain, reply
 from roll_envs.verifiers.mathematics.prose import RESTATED, SPAN, says, stated
 from roll_envs.verifiers.mathematics.sentences import EMOJI, OTHER_SCRIPT, REVISED
 
