@@ -14,9 +14,10 @@ from typing import Any
 
 from roll_envs.errors import ConfigError
 from roll_envs.verifiers.announced import announced, answer_phrase
+from roll_envs.verifiers.boxed import boxed
 from roll_envs.verifiers.choice_patterns import LETTERS, SAYS
 from roll_envs.verifiers.choice_texts import BOLD, lettered, restated
-from roll_envs.verifiers.extract import boxed, plain, reply
+from roll_envs.verifiers.extract import plain, reply
 from roll_envs.verifiers.matching import normalize
 from roll_envs.verifiers.types import Failed, Score, Verdict
 

@@ -59,6 +59,7 @@ _WORDS = {
         (?:at|i)_first was_going used_to wanting teacher book friend instinct you_(?:chose|picked|answered|selected)
         trap distractor textbook majority first_(?:thought|guess) common_(?:answer|choice|mistake|error|misconception)
         tempt\w+ many some often people others (?<!\bi_)(?<!\bwe_)would_(?:choose|pick|say|answer)
+        would_(?:\w+_)?(?:lead|give|yield|point|result|imply)
         (?:\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)""",
     "JOINING": "so hence thus therefore both and but that only nur because is think believe these",
     "PRAISED": "more most [a-z]+est better one only what left necessary valid",
@@ -85,7 +86,8 @@ _PARTS = {
     "END": (
         r"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?(?i:{FOLLOWING})\b"
         r"|(?:选项|選項|项|項)(?![错不误誤])|比较|更|最|です|である|だ|[とに]な|と思|吧|예요|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
-        r"(?!\W{0,3}(?:(?:(?:which )?(?:is|was) )?(?:incorrect|wrong|false)|is not|isn['’]t)\b|\W{0,2}[:.)|?] no\b)"
+        r"(?!\W{0,3}(?:(?:(?:which )?(?:is|was) )?(?:incorrect|wrong|false)|is not|isn['’]t|falsch|неверн\w+|faux"
+        r"|(?:ف?غير|خطأ))\b|\W{0,2}[:.)|?] no\b)"
     ),
     "YES": (
         r"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?(?:just )?(?:yes|true|right|accept(?:ed)?|keep|ok(?:ay)?|richtig|vrai"
@@ -107,6 +109,7 @@ _SAYINGS = {
     "chosen": r"(?m)(?i:{NAMED})({GROUP}){END}",
     "denied": (
         r"(?m)(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false|worst)(?: (?i:{OPTION}))?:) ?({GROUP})|"
+        r"\b(?i:not) (?:[A-Za-z'’-]+ ){1,6}(\((?i:{OPTION} )?[A-J]\))|"
         r"(?i:(?:,? ?\b(?:and|but) )?(?:\b{NO}\b|n['’]t\b|[并也而]?不[能应應会會]?该?[是选選]?)(?: ?\b{ABOUT}\b){0,6})"
         r"[: ]{0,2}({LETTER}(?:(?:[,、] ?{LETTER}){0,9}+,? ?(?:{AND}\b|[和或、]) ?{LETTER})?)"
     ),
@@ -139,7 +142,7 @@ _SAYINGS = {
     # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
     "so": (
         r"(?m)(?i:(?:\b(?:{LEADS}|(?P<is>{IS}|gives?|get|makes?|use|want|need))"
-        r"(?: (?:that|to|of|in|by|as|under|with|best|given|\w+ed)){0,4}(?!\w)"
+        r"(?: (?:that|to|of|in|by|as|at|under|with|best|given|the one|shown|\w+ed)){0,4}(?!\w)"
         r"|因此|所以|아니라|故|[而得该]是|よって|(?-i:(?<![A-J] ))(?:[→⇒]|=>)|=(?= {OPTION})"
         r"|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{0,3}{NAMED})({GROUP}){END}"
         r"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{NAMED})({GROUP})(?: I \w+)?[.!…]*$"
@@ -192,7 +195,10 @@ _SAYINGS = {
     ),
     # "D keeps", among sentences about other letters.
     "verb after": r"^(\W*)([B-HJ])(?= [a-z])",
-    "undecided": r"(?i)\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up",
+    "undecided": (
+        r"(?i)\bcan(?:not|['’]t) decide|\b(?:not|n['’]t) (?:\w+ ){0,8}(?:pick|choose) one\b"
+        r"|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up"
+    ),
     # The letter that a sentence begins with.
     "begins": r"\W{0,4}(?i:{NAMED})([A-J])\b",
     # "The correct answers are:", and lines that begin with letters.

@@ -15,7 +15,9 @@ _EDGE = "A-Za-zÀ-ʯͰ-ӿ0-9/"
 _SMALL_WORDS = frozenset(
     "th s a an of to in on at by for with it is i ar was wer they h sh you w thi that becaus du so must b been".split()
 )
-_ARTICLE = re.compile(r"^(?:the|an?|el|los|la|le|les|il|der|die|das) ", re.IGNORECASE)
+_ARTICLE = re.compile(
+    r"^(?:the|an?|it|they|he|she|this|there (?:is|are)|el|los|la|le|les|il|der|die|das) ", re.IGNORECASE
+)
 
 
 def restated(said: str, letters: str, options: Sequence[str]) -> frozenset[str]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 
-from roll_envs.verifiers.announced import announced, answer_phrase
-from roll_envs.verifiers.phrases import patterns
+from roll_envs.verifiers.announced import answer_phrase
+from roll_envs.verifiers.boxed import boxed
+from roll_envs.verifiers.continued import own_part
 
 MAX_CHARS = 100_000
 """Of a longer text only the end is read, where a final answer is expected."""
@@ -32,38 +32,11 @@ _KEY = re.compile(
 )
 # Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
 _TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$")
-_BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
-# The first alternative passes over escaped braces.
-_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
-_WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
 # Emphasis of Markdown; between letters or digits two stars are a power.
 _STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_])__|__(?![A-Za-z0-9_])|`")
 _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?![\w(*])")
 _HEADING = re.compile(r"^[ \t]*(?:#{1,3}|#{5,6}|>|\*)[ \t]+", re.MULTILINE)
 _FULL_WIDTH = str.maketrans("：，；（）［］＝％？！０１２３４５６７８９", ":,;()[]=%?!0123456789")
-# What may stand between two boxes that are one answer: "and", "or", a comma, a semicolon, and delimiters of
-# mathematics.
-_JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNORECASE)
-
-_CONTINUED = {
-    # A base model goes on with a question of its own after its answer.
-    "next": (
-        r"\n\s{0,3}(?:#{1,9}\s{1,3})?(?:(?:Q|(?:Next |Similar |Another )?(?:[Qq]uestion|[Pp]roblem)|Exercise|Passage"
-        r"|Review|Instruction|Input|Human|User)\b[ \d]{0,4}[:.\n]|The following are |(?:Now |Next,? )?(?:[Ll]et's )?"
-        r"[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b)"
-        r"|(?<=[.!?>] )(?:Question|Problem|Exercise|Q): "
-        r"|\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )"
-        r"|\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
-        r"[.,] (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?"
-    ),
-    "short answer": (
-        r"\W{0,3}(?:[A-J]\b(?:[.):,][^\n]*|[^\n]{0,20}|[.):]?\n(?s:.*))|-?[$\d][^\n]{0,20})"
-        r"|(?![^\n]*(?:roblem|uestion|xercise|olv|tep))[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
-    ),
-    "value": r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore|Ans)\b\.?)(?:\D{0,60}\d|,? \(?[A-J]\b)",
-    "given": r"Given|Let (?!me )|If|Suppose",
-}
-_SAYS = patterns(_CONTINUED)
 
 
 def tail(text: str) -> str:
@@ -103,24 +76,9 @@ def reply(text: str) -> str:
         if start >= 0 or end >= 0:  # one that was cut off reaches to the end; a prompt may have opened one
             text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
             break
-    following = _SAYS["next"].search(text)
-    # It may also begin anew: with the words that its first answer began with.
-    opening = " ".join(text.split(" ", 4)[:4])
-    ends = [following.start() if following else -1, text.find("\n\n" + opening, 1) if len(opening) > 15 else -1]
-    for end in sorted(ends):
-        if end > 0 and _answers(text[:end].strip()):
-            text = text[:end]
-            break
+    text = own_part(text)
     answer = _in_json(text)
     return _TOKENS.sub("\n", text) if answer is None else answer
-
-
-def _answers(text: str) -> bool:
-    """Whether what stands before a next question is an answer."""
-    text = text.rstrip("-=*_# \n")
-    last = text.rpartition("\n")[2]
-    concludes = _SAYS["value"].search(last) and not _SAYS["given"].match(last)
-    return bool(_SAYS["short answer"].fullmatch(text) or boxed(text) or announced(text) or concludes)
 
 
 def _in_json(text: str) -> str | None:
@@ -157,50 +115,3 @@ def short_answer(text: str) -> str:
         return ", ".join(boxes)
     said = answer_phrase(plain(text))
     return said or text.strip()
-
-
-def boxed(text: str) -> list[str]:
-    r"""What stands in the last ``\boxed{...}``, and in those that stand directly before it (``\boxed{1}`` and
-    ``\boxed{2}``), in order; empty when there is none. ``\boxed 5`` is read as ``\boxed{5}``."""
-    found: list[tuple[int, int, str]] = []
-    closed_by = _closing(text)
-    end_of_last = -1
-    for match in _BOX.finditer(text):
-        if match.start() < end_of_last:
-            continue  # a box within a box
-        content, end = _argument(text, match.end(), closed_by)
-        if content is None:
-            continue
-        found.append((match.start(), end, content))
-        end_of_last = end
-    if not found:
-        return []
-    chosen = [found[-1]]
-    for before in reversed(found[:-1]):
-        between = text[before[1] : chosen[0][0]]
-        # More text between two boxes separates two answers.
-        if len(between) > 20 or not _JOIN.fullmatch(between) or not re.search(r"and|or|,|;", between):
-            break
-        chosen.insert(0, before)
-    return [content.strip() for _, _, content in chosen]
-
-
-def _closing(text: str) -> dict[int, int]:
-    """Where each brace that is closed opens and closes; one pass, so that many open ones cost no more."""
-    closed_by: dict[int, int] = {}
-    opened: list[int] = []
-    for match in _BRACES.finditer(text):
-        if match.group() == "{":
-            opened.append(match.start())
-        elif match.group() == "}" and opened:
-            closed_by[opened.pop()] = match.start()
-    return closed_by
-
-
-def _argument(text: str, start: int, closed_by: Mapping[int, int]) -> tuple[str | None, int]:
-    """The group in braces at ``start`` (``None`` when it never closes), or the one word there; and where it ends."""
-    if text.startswith("{", start):
-        end = closed_by.get(start)
-        return (None, start) if end is None else (text[start + 1 : end], end + 1)
-    word = _WORD.match(text, start)
-    return (word.group().rstrip(".,;"), word.end()) if word else (None, start)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.verifiers import Failed, Score, make_verifier
 from roll_envs.verifiers.announced import answer_phrase
+from roll_envs.verifiers.boxed import boxed
 from roll_envs.verifiers.choice import read_choice
-from roll_envs.verifiers.extract import after_thinking, boxed
+from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.matching import normalize, squad_f1, squad_normalize
 
 TEXT = st.text(max_size=200)

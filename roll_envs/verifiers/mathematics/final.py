@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from roll_envs.verifiers.announced import announced, answer_phrase
-from roll_envs.verifiers.extract import boxed, plain, reply
+from roll_envs.verifiers.boxed import boxed
+from roll_envs.verifiers.extract import plain, reply
 from roll_envs.verifiers.mathematics.prose import RESTATED, SPAN, says, stated
 from roll_envs.verifiers.mathematics.sentences import EMOJI, OTHER_SCRIPT, REVISED
 
@@ -42,6 +43,9 @@ _CALCULATED = re.compile("|".join((
     r"^[$€£][\d.,]+$",
     r"^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$",
 )))  # fmt: skip
+_BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
+_HEADS = re.compile(r"(?i)\W*(?:step|part|case)\b|\d+[.)]\s|.*:\s*$")
+_CONCLUDED = re.compile(r"(?i)\b(?:so|thus|hence|therefore|finally|total)\b[^\n]*\d")
 _DECIMAL = re.compile(r"\d\.\d")
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000
@@ -68,12 +72,21 @@ def _written(text: str) -> str:
 
 
 def _unboxed(text: str) -> str:
-    text = plain(text)
+    marked, text = text, plain(text)
     said = [one for one in announced(text) if one.text]
     if said:
         corrected = REVISED.search(text, said[-1].start)
         return (corrected and _read(text[corrected.end() :])) or _read(said[-1].text, first=True)
-    return _read(text)
+    return _emphasised(marked) or _read(text)
+
+
+def _emphasised(text: str) -> str:
+    """The last value in bold, unless it is a step's heading, one of several in its line, or a conclusion follows it."""
+    bold = next((each for each in reversed([*_BOLD.finditer(text)]) if re.search(r"\d", each[1])), None)
+    if bold is None or _HEADS.match(bold[1]) or _CONCLUDED.search(text, bold.end()):
+        return ""
+    line = text[text.rfind("\n", 0, bold.start()) + 1 : bold.end()] + text[bold.end() :].partition("\n")[0]
+    return _side(stated(plain(bold[1]))) if len(_BOLD.findall(line)) == 1 else ""
 
 
 def _read(text: str, *, first: bool = False) -> str:

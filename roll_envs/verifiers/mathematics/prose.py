@@ -70,11 +70,13 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
         r"(?<=\S)\s\((?=[^()]*(?:[A-Za-z]{2,}|=|≈))[^()]*\)",
         # "..., which is 4 more than", ", or $5 per person", ", 3 of which"
         r",\s(?:(?:which|that|this|das)\s(?:is|was|sind)\s|or\s|i\.e\.,?\s|that is,?\s|also\s|soit\s|es decir,?\s)?"
-        r"(?:about\s|roughly\s)?(?=[\d$€£])[^\s%]+(?:%\sof|\s(?:[a-z\d]+\s){0,3}?(?:de (?:plus|moins)|after|before"
-        r"|short|shy|(?:more|less|fewer|\w{2,}er|mehr|weniger|más|menos)\s(?:[A-Za-z\d]+\s){0,3}?(?:than|after|als|que)"
+        r"(?:about\s|roughly\s)?(?=[\d$€£])[^\s%]+(?:%\sof|\s(?:in|out of)\s\d"
+        r"|\s(?:[a-z\d]+\s){0,3}?(?:de (?:plus|moins)|after|before|short|shy"
+        r"|(?:more|less|fewer|\w{2,}er|mehr|weniger|más|menos)\s(?:[A-Za-z\d]+\s){0,3}?(?:than|after|als|que)"
         r"|ahead|behind|above|below|off|away|having|per|each|apiece|which|whom|them|to (?:\w+ decimals?|the nearest)))"
         r"\b(?:[^,;:]|:(?! ))*(?=[,;.]|$)",
         r";\s[^;]{0,200}\bwould be\b[^;]*$",
+        r"[;,]\s\(?(?:check|verify|verification|proof)\b:?.*$",
         r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
         r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))",
     ),
@@ -120,7 +122,8 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
     ),
     "denied": (r"(?:not|n't|不是|不为)\s(?:[a-z]+\s)?$",),
     "wrong": (
-        r"\s(?:can(?:not|'t)\b|(?:does|do|did)(?:n't| not) (?:work|fit|satisfy)\b|(?:is|are|was|would be)"
+        r"\s(?:can(?:not|'t)\b|(?:fails?|(?:does|do|did)(?:n't| not) (?:work|fit|satisfy|meet))\b"
+        r"|(?:is|are|was|would be)"
         r"(?:n't|\s(?:not|wrong|incorrect|too|extraneous|rejected|invalid|impossible|excluded)\b))",
     ),
     "subject": (r"\s(?:is|are|was)\s(?:the|our|your|my|an?|divisible)\s",),

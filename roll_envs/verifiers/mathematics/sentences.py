@@ -36,7 +36,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"(?:substitut|plug)[^.]{0,40}\bback\b(?![^.]{0,200}(?:\b[a-z] ?=|{SIGN}))",
         r"(?:explanation|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
         r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
-        r"(?:here(?:'s| is)|that'?s|this is) (?:how (?:i|we|it|this|you)|the breakdown)\b",
+        r"(?:(?:here(?:'s| is)|that'?s|this is) )?(?:how (?:i|we|it|this|you)|the breakdown)\b",
         r"(?:we|you|i|one|to) (?:can )?(?:get|got|find|found|obtain|see|know|arrive at)\w* (?:this|that|it|there)\b",
         r"(?:we|you|i|one|to) (?:can )?(?:calculat|determin|comput|deriv|reach)\w* (?:this|that|it)\b",
         r"(?:this|it) (?:comes|came|follows|(?:is|was) (?:because|found|obtained))\b",
@@ -77,6 +77,8 @@ _PHRASES: dict[str, tuple[str, ...]] = {
         r"(?:determine|answer|tell|solve|find|decide|know|say|calculate|compute)(?:e?d)?\b",
         r"(?:not|n't) (?:have )?enough information|\bdoes(?: not|n't) (?:say|state|specify|tell)\b",
         r"\b(?:more information is|need to know|stuck between|not clear|no answer to)\b",
+        r"\b(?:rather not|won't|not going to|not (?:allowed|appropriate) to) (?:\w+ ){0,3}"
+        r"(?:give|hand|tell|provide|reveal|pick|choose)\b",
         r"\bor (?:maybe|perhaps)\b|\b(?:could|might|may) be\b.{1,80}\bor\b",
     ),
     "revised": (  # after an answer: another one follows
@@ -94,7 +96,9 @@ _PHRASES: dict[str, tuple[str, ...]] = {
 _BEGINS = patterns(_OPENINGS, parts=PARTS, opening=r"(?i)(?:(?!{SIGN})\W){0,4}")
 _SAYS = patterns(_PHRASES, parts=PARTS, opening="(?i)")
 CONCLUDES, REVISED = _BEGINS["concludes"], _SAYS["revised"]
-_CUT_OFF = re.compile(r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that)|[\w)\]] ?[-+*/=×,])\s*$")
+_CUT_OFF = re.compile(
+    r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that|(?:need|have) to \w+)|[\w)\]] ?[-+*/=×,])\s*$"
+)
 _WRITINGS = (
     (r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2"),
     (r"\b(\d{1,2}) o'clock", r"\1:00"),

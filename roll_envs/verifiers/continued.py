@@ -1,0 +1,81 @@
+"""Cuts off what a base model writes after its answer: further problems, other solutions, its own words over again."""
+
+from __future__ import annotations
+
+from roll_envs.verifiers.announced import announced
+from roll_envs.verifiers.boxed import boxed
+from roll_envs.verifiers.phrases import patterns
+
+_WORDS = {
+    "TASK": """
+        what which who how when where why find solve evaluate calculate compute simplify determine express factor prove
+        show write name choose let if given suppose""",
+    "INTRO": """
+        let['’]s let_me lets_(?:see|go|start|solve) sure okay solve question problem exercise step follow\\w* here first
+        i['’]ll i_will need_to understand think given""",
+}
+_MARKS: dict[str, str | tuple[str, ...]] = {
+    # A line that begins another problem, and a problem within a line.
+    "next": (
+        r"\n[#*_\s]{0,12}(?:(?:Q|(?:Next |Similar |Another |Word |Practice |Follow-up )?(?:[Qq]uestion|[Pp]roblem)s?"
+        r"|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n]|The following are "
+        r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b"
+        r"|Solution [2-9]\b|\\(?:begin\{problem|end\{solution)\})",
+        r"(?<=[.!?>] )(?:Question|Problem|Exercise|Q): ",
+        r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
+        r"\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
+        r"[.,] (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?",
+    ),
+    # The first of numbered problems that is not number one: the reply was the solution of the one before.
+    "numbered": (
+        r"(?:\A|\n)[#*_\s]{0,12}(?:Example|Problem|Exercise|Question)?\s?(?P<open>\()?(?P<number>\d{1,3}|(?(open)[a-h]))[.):]\**\s"
+        r"(?P<task>(?i:{TASK})\b|[^\n]*\?|[^\n]*\n\(?[Aa][.):] )?"
+    ),
+    "short answer": (
+        r"\W{0,3}(?:[A-J]\b(?:[.):,][^\n]*|[^\n]{0,20}|[.):]?\n(?s:.*))(?:\n(?s:.*))?|-?[$\d][^\n]{0,20})"
+        r"|(?![^\n]*(?:roblem|uestion|xercise|olv|tep))[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
+    ),
+    "value": r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore|Ans)\b\.?)(?:\D{0,60}\d|,? \(?[A-J]\b)",
+    "given": r"Given|Let (?!me )|If|Suppose",
+    "intro": r"(?i)\b{INTRO}\b",
+}
+_IS = patterns(_MARKS, words=_WORDS)
+_MOST_MARKS = 20
+_FEW_WORDS = 12
+
+
+def own_part(text: str) -> str:
+    """A text up to where it goes on with something else after its answer, without a last line that only begins another
+    one again. ``own_part("9.\\n\\n2. What is 5 + 7?\\n12.")`` is ``"9."``."""
+    text = _without_loop(text)
+    ends = [match.start() for match, _ in zip(_IS["next"].finditer(text), range(_MOST_MARKS), strict=False)]
+    # It may also begin anew: with the words that its first answer began with.
+    opening = " ".join(text.split(" ", 4)[:4])
+    ends += [text.find("\n\n" + opening, 1) if len(opening) > 15 else -1, _numbered(text)]
+    return next((text[:end] for end in sorted(ends) if end > 0 and _answers(text[:end])), text)
+
+
+def _numbered(text: str) -> int:
+    """Where the first numbered problem begins that is not the first of its row; -1 where there is none."""
+    for label in _IS["numbered"].finditer(text):
+        if label["number"] in ("0", "1", "a"):
+            break
+        if label.start() > 0:
+            return label.start() if label["task"] or len(text[: label.start()].split()) <= 3 else -1
+    return -1
+
+
+def _answers(text: str) -> bool:
+    """Whether what stands before a next question is an answer."""
+    text = text.strip().rstrip("-=*_# \n")
+    last = text.rpartition("\n")[2]
+    concludes = _IS["value"].search(last) and not _IS["given"].match(last)
+    short = 0 < len(text.split()) <= _FEW_WORDS and not text.endswith(":") and not _IS["intro"].search(text)
+    return bool(short or _IS["short answer"].fullmatch(text) or boxed(text) or announced(text) or concludes)
+
+
+def _without_loop(text: str) -> str:
+    lines = text.rstrip().split("\n")
+    last = lines[-1].strip()
+    again = len(last) > 3 and any(line.strip().startswith(last) and line.strip() != last for line in lines[:-1])
+    return "\n".join(lines[:-1]) if again else text
