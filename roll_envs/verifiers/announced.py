@@ -26,7 +26,7 @@ _LANGUAGES = {
 _ANNOUNCES = {
     "answer": (
         r"(?i)(?-i:(?<![A-Za-z])(?=[^\W\d_eghiknqsu-zEGHIKNQSU-Z]))(?:"  # for speed: none begins with these letters
-        r"(?:(?:final|correct|best|right|matching)\s+(?:answer|result|choice|option)|\banswer|\bans)\**\s*"
+        r"(?:(?:final|correct|best|right|matching)\s+(?:answer|result|choice|option)(?:\s+here)?|\banswer|\bans)\**\s*"
         # For remarks such as "(in cm)".
         r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:[a-z]+\s+)?(?:question|problem)\s+)?"
         r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b(?:\s+{SURELY})?"
@@ -35,7 +35,7 @@ _ANNOUNCES = {
         r"|(?:answer|choice|option|finish)[(=\[](?:\w{1,20}=)?(?=[\"']?[A-J]\b)"
         r"|{FOREIGN}\s*)"
     ),
-    "hashes": r"(?m)^#### *|(?<=\d )#### (?=[-$\d])",
+    "hashes": r"(?m)^#### *|(?<=\S )#### ?(?=[-$\d])",
     "supposed": (r"(?i)\b(?:if|whether|suppose|supposing|assume|assuming|unless|check|verify)\s+(?:\w+\s+){0,2}$"),
     "if": r"(?i)\bif\b[^.\n]*$",
 }

@@ -116,6 +116,8 @@ def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     bare = SAYS["remarks"].sub(r"\1", SAYS["all of"].sub("x", _bare(text)))
     if SAYS["labels alone"].fullmatch(bare) or _cut_in_list(bare):
         return frozenset()
+    if SAYS["refuses"].search(re.split(r"[.!?]\s+|\n", bare.rstrip(".!"))[-1]):
+        return frozenset()
     small = SAYS["small"] if bare == bare.lower() else SAYS["small alone"]
     bare = small.sub(lambda match: match[0].upper(), bare)
     denied = {letter: match.start() for match in SAYS["denied"].finditer(bare) for letter in _last_group(match)}

@@ -10,8 +10,8 @@ _WORDS = {
     "AND": "and or nor und oder et ou y и noch ni",
     # What a letter is called; also "réponse", "respuesta", "risposta".
     "OPTION": r"""
-        (?:option|choice|letter|answer|statement|sentence)s? opción letra r[éei]s?p[ou]\w+ antwort alternativa propos\w+
-        lettre (?:sequence|equation|pair|word)s?""",
+        (?:option|choice|letter|answer|statement|sentence|alternative)s? opción letra r[éei]s?p[ou]\w+ antwort
+        alternativa propos\w+ lettre (?:sequence|equation|pair|word)s?""",
     "SHOWN": "graph figure diagram picture image curve title ending scenario",
     "SURELY": r"""
         therefore thus (?:most_|and_)?\w+ly prob indeed in_fact also both all just the our my your final la le die its
@@ -49,8 +49,8 @@ _WORDS = {
         quindi marcaria réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно
         chọn đáp_án 것은 arrived?_at settled?_on (?:look|sound)s_like looking_for makes_(?:it|this) agrees?_on money_on
         bet_on goes_to mean(?:s|ing) implies guess suggests vote(?:_for)? towards? go_(?:with|for) going(?:_with|_for)?
-        supports? expects (?:gut|intuition|hunch)_says lean(?:ing)? nehme leav(?:es?|ing)(?:_us)?(?:_with)? left_with
-        match(?:es)? consistent_with
+        supports? remaining expects (?:gut|intuition|hunch)_says lean(?:ing)? nehme leav(?:es?|ing)(?:_us)?(?:_with)?
+        left_with match(?:es)? consistent_with
         (?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch(?:ing)?|closest|nearest|equal|equivalent)_to""",
     # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
     "BEFORE": r"is it's its only get (?<=\w_)in with for to on at that me from nur это {OPTION}",
@@ -84,7 +84,7 @@ _PARTS = {
         r"|{SHOWN}(?= [A-J]\b(?!:)))\b[ :,]{0,3}|选项|選項|選択肢|#?\d[.):] ?){0,6}+<?"
     ),
     "END": (
-        r"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/]|$|- | -|(?:→ )?(?i:{FOLLOWING})\b"
+        r"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/،؛]|$|- | -|(?:→ )?(?i:{FOLLOWING})\b"
         r"|(?:选项|選項|项|項)(?![错不误誤])|比较|更|最|です|である|だ|[とに]な|と思|吧|예요|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
         r"(?!\W{0,3}(?:(?:(?:which )?(?:is|was) )?(?:incorrect|wrong|false)|is not|isn['’]t|falsch|неверн\w+|faux"
         r"|(?:ف?غير|خطأ))\b|\W{0,2}[:.)|?] no\b)"
@@ -135,7 +135,7 @@ _SAYINGS = {
         r"|(?:{OPTION}|{SHOWN})) )"
         r"({GROUP})(?: \([^()\n]{1,80}\)| ?[—–:])? (?:{FITTING}"
         r"|{IS} (?:{SURELY} ){0,4}{PRAISED}"
-        r"|{IS} the (?!wrong|false|next|other|first|last|same)[a-z]+ one)\b"
+        r"|{IS} the (?!wrong|next|other|first|last|same)[a-z]+ one)\b"
         r"|\b(?i:only|nur|seule?|só|sol[oa]) (?i:{NAMED})({GROUP})(?: \([^()\n]{1,80}\))? (?=[a-zéèü])"
         r"|(?:is|['’]s)(?: \w+)? what (?i:{NAMED})({GROUP}) (?:says|states|tells|describes|claims|shows|gives)\b"
     ),
@@ -164,7 +164,10 @@ _SAYINGS = {
         r"(?m)(?<!\w)\([a-hj]\)|(?:(?<=[.!?] )|(?<=\b[Ii]t is )|(?<=\b[Ii]ts )|(?<=\bwhich is )|(?<=[tT]['’]s ))"
         r"(?:[b-hj](?=[.!]?$)|[a-hj](?=\. [A-Z]))"
     ),
-    "small label": r"(?i)(?:(?:option|ans(?:wer)?\.?) )?\(?([a-z])(?:[).:]+(?:\s(?!and|or|is not|no)|$)|$)",
+    "small label": (
+        r"(?i)(?:(?:option|ans(?:wer)?\.?) )?\(?([a-z])"
+        r"(?:[).:]+(?:\s(?!and|or|is not|no|ف?غير|خطأ)|$)|(?-i:(?<=[b-hj])),\s|$)"
+    ),
     # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
     "supposed": r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why)\b|无法|是否",
     "unsure": r"(?i)(?:\b|(?=n['’]t)){DOUBT}\b",
@@ -195,10 +198,8 @@ _SAYINGS = {
     ),
     # "D keeps", among sentences about other letters.
     "verb after": r"^(\W*)([B-HJ])(?= [a-z])",
-    "undecided": (
-        r"(?i)\bcan(?:not|['’]t) decide|\b(?:not|n['’]t) (?:\w+ ){0,8}(?:pick|choose) one\b"
-        r"|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up"
-    ),
+    "undecided": r"(?i)\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up",
+    "refuses": r"(?i)(?:\bnot|n['’]t) (?:\w+ ){0,8}(?:pick|choose) (?:one|any|between)\b",
     # The letter that a sentence begins with.
     "begins": r"\W{0,4}(?i:{NAMED})([A-J])\b",
     # "The correct answers are:", and lines that begin with letters.
@@ -207,7 +208,7 @@ _SAYINGS = {
         r"(\n+(?:[\W\d]{0,4}[A-J]\b[^\n✓✗?]{0,200}(?:\n+|$)){2,10}+)"
     ),
     "so then": r"(?i)\b(?:so(?! is| are| does| that)|thus|hence|therefore|which (?:makes|leaves|gives))\b",
-    "clause": r"(?i)[!?;:…\n]|(?<!i\.e)\.(?!e\.)|\b(?:so|thus|hence|therefore|but|however|while)\b",
+    "clause": r"(?i)[!?;:…\n]|,(?= and the\b)|(?<!i\.e)\.(?!e\.)|\b(?:so|thus|hence|therefore|but|however|while)\b",
     # "Hmm, actually no."
     "taken back": (
         r"(?i)\b(?:(?:wait|hmm+|oops|actually|sorry)[,.!… —–-]{1,3}){1,3}(?:actually )?no\b[,.:;!…—– -]{1,3}"
@@ -217,7 +218,10 @@ _SAYINGS = {
     "also": r"(?i)\b(?:also|too|as well)\b",
     "condition": r"(?i)[^.!;:\n]{0,80}?(?:\?|\b(?:if(?! i had)|unless)\b)",
     # A letter, and the options after it once more.
-    "repeated": r"\W{0,3}(?![AI] ?['’a-z])[A-J]\b[^\n]{0,80}(?=\n\s{0,3}\(?A[.):] [^\n]{1,200}\n\(?[BC][.):] )",
+    "repeated": (
+        r"\W{0,3}(?![AI] ?['’a-z])[A-J]\b[^\n]{0,80}"
+        r"(?=\n(?:Explanation[^\n]*\n)?\s{0,3}\(?A[.):] [^\n]{1,200}\n\(?[BC][.):] )"
+    ),
     "place": r"(?i)\b(?:the )?(first|second|third|fourth|fifth) option(?= (?:is|fits|works|makes|must|best)\b|[.,!]|$)",
     # "Plan A", where plans are the options.
     "thing": (

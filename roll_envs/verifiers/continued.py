@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from roll_envs.verifiers.announced import announced
 from roll_envs.verifiers.boxed import boxed
 from roll_envs.verifiers.phrases import patterns
@@ -26,6 +28,8 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
         r"[.,] (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?",
     ),
+    # A question by itself, which only follows a short answer.
+    "asked": r"\n\n(?i:{TASK})\b[^\n?]{5,200}\?\s*(?:\n|$)",
     # The first of numbered problems that is not number one: the reply was the solution of the one before.
     "numbered": (
         r"(?:\A|\n)[#*_\s]{0,12}(?:Example|Problem|Exercise|Question)?\s?(?P<open>\()?(?P<number>\d{1,3}|(?(open)[a-h]))[.):]\**\s"
@@ -51,6 +55,8 @@ def own_part(text: str) -> str:
     ends = [match.start() for match, _ in zip(_IS["next"].finditer(text), range(_MOST_MARKS), strict=False)]
     # It may also begin anew: with the words that its first answer began with.
     opening = " ".join(text.split(" ", 4)[:4])
+    asked = _IS["asked"].search(text)
+    ends += [asked.start() if asked and len(text[: asked.start()].split()) <= _FEW_WORDS else -1]
     ends += [text.find("\n\n" + opening, 1) if len(opening) > 15 else -1, _numbered(text)]
     return next((text[:end] for end in sorted(ends) if end > 0 and _answers(text[:end])), text)
 
@@ -70,7 +76,8 @@ def _answers(text: str) -> bool:
     text = text.strip().rstrip("-=*_# \n")
     last = text.rpartition("\n")[2]
     concludes = _IS["value"].search(last) and not _IS["given"].match(last)
-    short = 0 < len(text.split()) <= _FEW_WORDS and not text.endswith(":") and not _IS["intro"].search(text)
+    short = 0 < len(last.split()) <= _FEW_WORDS and (last == text or re.search(r"\d|\b[A-J]\b", last))
+    short = short and not text.endswith(":") and not _IS["intro"].search(last)
     return bool(short or _IS["short answer"].fullmatch(text) or boxed(text) or announced(text) or concludes)
 
 

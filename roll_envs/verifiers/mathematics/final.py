@@ -46,6 +46,7 @@ _CALCULATED = re.compile("|".join((
 _BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
 _HEADS = re.compile(r"(?i)\W*(?:step|part|case)\b|\d+[.)]\s|.*:\s*$")
 _CONCLUDED = re.compile(r"(?i)\b(?:so|thus|hence|therefore|finally|total)\b[^\n]*\d")
+_CONDITION = re.compile(r",?\s*\\q?quad\s*\(?[A-Za-z]\s*(?:[<>≤≥≠]|\\(?:[lg]eq?|[lg]t|neq?|in)\b)[^$]{1,40}(?=\$*$)")
 _DECIMAL = re.compile(r"\d\.\d")
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000
@@ -86,12 +87,14 @@ def _emphasised(text: str) -> str:
     if bold is None or _HEADS.match(bold[1]) or _CONCLUDED.search(text, bold.end()):
         return ""
     line = text[text.rfind("\n", 0, bold.start()) + 1 : bold.end()] + text[bold.end() :].partition("\n")[0]
-    return _side(stated(plain(bold[1]))) if len(_BOLD.findall(line)) == 1 else ""
+    alone = len(_BOLD.findall(line)) == 1 or re.match(r"\|.*\*\*\s*\|$", line)
+    return _side(stated(plain(bold[1]))) if alone else ""
 
 
 def _read(text: str, *, first: bool = False) -> str:
     """The answer in a text: the whole where it is mathematics, else what its prose states."""
-    text = _END_OF_PROOF.sub("", text).strip()
+    text = _CONDITION.sub("", _END_OF_PROOF.sub("", text).strip())
+    text = text if sum(map(text.count, "([")) >= text.count(")") else text.rstrip(").")
     if not (SPAN.search(text) or _words(text) or _SENTENCES.search(text)):
         return _side(RESTATED.sub("", text))
     found = stated(text[-_LOOKED_AT:], first=first)

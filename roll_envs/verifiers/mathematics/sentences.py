@@ -34,8 +34,6 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"{WE}(?:double-?)?check(?!\w* (?:[a-z]\b|all|each|every|which|cases|if|whether))",
         r"{WE}(?:verif[iy]|satisf[iy]|confirm|probe\b|prueba|comproba|vérif|провер)",
         r"(?:substitut|plug)[^.]{0,40}\bback\b(?![^.]{0,200}(?:\b[a-z] ?=|{SIGN}))",
-        r"(?:explanation|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
-        r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
         r"(?:(?:here(?:'s| is)|that'?s|this is) )?(?:how (?:i|we|it|this|you)|the breakdown)\b",
         r"(?:we|you|i|one|to) (?:can )?(?:get|got|find|found|obtain|see|know|arrive at)\w* (?:this|that|it|there)\b",
         r"(?:we|you|i|one|to) (?:can )?(?:calculat|determin|comput|deriv|reach)\w* (?:this|that|it)\b",
@@ -45,6 +43,10 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"(?:in other words|(?:for|by|in) comparison|because\b(?![^,]*,)|here,? (?:we|i) used|(?:lower|upper) bound)\b",
         r"for (?:example|instance)\b",
         r"if\b[^,]*, (?:buy|get|use|order|round|plan|consider|you (?:can|could|may|might|should))\b",
+    ),
+    "explanation": (  # the same, until a later sentence ends it
+        r"(?:explanation|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
+        r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
     ),
     "converts": (  # is left out behind a value that it does not round
         r"(?:if\b[^,]{1,60}, )?(?:that|this|it)(?:'s| is| would be) (?:about|roughly|approximately|around)\b(?!.*=)",
@@ -74,11 +76,12 @@ PARTS = {
 _PHRASES: dict[str, tuple[str, ...]] = {
     "no answer": (
         r"(?:can(?:not|'t)|could(?: not|n't)|(?:un|not )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
-        r"(?:determine|answer|tell|solve|find|decide|know|say|calculate|compute)(?:e?d)?\b",
+        r"(?:determine|answer|tell|solve|find|decide|know|say|calculate|compute|help)(?:e?d)?\b",
         r"(?:not|n't) (?:have )?enough information|\bdoes(?: not|n't) (?:say|state|specify|tell)\b",
         r"\b(?:more information is|need to know|stuck between|not clear|no answer to)\b",
         r"\b(?:rather not|won't|not going to|not (?:allowed|appropriate) to) (?:\w+ ){0,3}"
         r"(?:give|hand|tell|provide|reveal|pick|choose)\b",
+        r"\bcould you (?:send|provide|share|clarify|give|post)\b",
         r"\bor (?:maybe|perhaps)\b|\b(?:could|might|may) be\b.{1,80}\bor\b",
     ),
     "revised": (  # after an answer: another one follows
@@ -122,10 +125,11 @@ def sentences(text: str) -> list[str]:
     told: list[str] = []
     stated = concluded = back = False
     for part in every:
+        explains = stated and _BEGINS["explanation"].match(part)
         looks = stated and (_BEGINS["looks back"].match(part) or (concluded and _BEGINS["behind"].match(part)))
-        if (looks or back) and any(
-            ending(part) for ending in (CONCLUDES.match, REVISED.search, _SAYS["goes on"].search)
-        ):
+        looks = looks or explains
+        goes_on = REVISED.search(part) or _SAYS["goes on"].search(part) or (not explains and CONCLUDES.match(part))
+        if (looks or back) and goes_on:
             looks = back = False
         back = back or bool(looks and (_VALUE.search(part) or ":" in part or _SHORT.fullmatch(part)))
         converts = stated and _BEGINS["converts"].match(part) and not _rounds(part, told[-1])
