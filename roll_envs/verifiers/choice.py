@@ -23,6 +23,7 @@ from roll_envs.verifiers.types import Failed, Score, Verdict
 
 _PLACES = dict(zip("first second third fourth fifth".split(), LETTERS, strict=False))
 
+_BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
 _Statement = tuple[int, frozenset[str]]
 
 
@@ -87,7 +88,7 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
 
     ``read_choice("It is not (A). The answer is (B).")`` is ``{"B"}``.
     """
-    text = plain(BOLD.sub(r'"\1"', reply(answer))).strip()
+    text = plain(BOLD.sub(r'"\1"', _pointed(reply(answer), letters, options))).strip()
     repeated = SAYS["repeated"].match(text)
     text = SAYS["reason"].sub(r"\1", SAYS["answer label"].sub("", repeated[0] if repeated else text))
     text = SAYS["place"].sub(lambda match: f"option {_PLACES[match[1].lower()]}", text)
@@ -103,6 +104,23 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         )
         found = _read(named, letters, ()) if named != text else found
     return found
+
+
+def _pointed(text: str, letters: str, options: Sequence[str]) -> str:
+    """A text with ``→ (B)`` for the last words in bold, where they are the choice B at the end of a clause that settles
+    on it and the only ones of their line."""
+    bold = next(reversed([*_BOLD.finditer(text)]), None)
+    if bold is None:
+        return text
+    start, end = bold.span()
+    before, after = text[:start].rpartition("\n")[2], text[end:].partition("\n")[0]
+    found = _committed(bold[1], letters, options) or restated(bold[1], letters, options, bold=True)
+    clause = SAYS["clause"].split(before)[-1] + SAYS["clause"].split(after)[0]
+    alone = re.search(r"[^\W\d_]", before) and "**" not in before + after
+    if len(found) != 1 or not alone or not _settled(clause):
+        return text
+    comma = "," if re.match(r" ?\w", after) else ""
+    return f"{text[:start]}→ ({min(found)}){comma}{text[end:]}"
 
 
 def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
@@ -237,7 +255,7 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
 
 
 def _bare(text: str) -> str:
-    return re.sub(r"[^\S\n]+|~", " ", SAYS["markup"].sub("", text)).strip().lstrip("•>→✅✔️👉 ").removeprefix("- ")
+    return re.sub(r"[^\S\n]+|~", " ", SAYS["markup"].sub("", text)).strip().lstrip("•>→∴✅✔️👉 ").removeprefix("- ")
 
 
 def _last_group(match: re.Match[str]) -> frozenset[str]:

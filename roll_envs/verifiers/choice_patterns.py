@@ -58,7 +58,9 @@ _WORDS = {
         (?<!no_)(?<!a_)doubt unclear unsure nobody nothing wrong_to may maybe perhaps possibly might could initially
         (?:at|i)_first was_going used_to wanting teacher book friend instinct you_(?:chose|picked|answered|selected)
         trap distractor textbook majority first_(?:thought|guess) common_(?:answer|choice|mistake|error|misconception)
-        tempt\w+ many some often people others (?<!\bi_)(?<!\bwe_)would_(?:choose|pick|say|answer)
+        tempt\w+ often
+        (?:many|some|people|others|students)_(?:\w+_)?(?:think|say|choose|pick|answer|believe|would|might|may|assume|guess)
+        (?<!\bi_)(?<!\bwe_)would_(?:choose|pick|say|answer)
         would_(?:\w+_)?(?:lead|give|yield|point|result|imply)
         (?:\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)""",
     "JOINING": "so hence thus therefore both and but that only nur because is think believe these",
@@ -119,7 +121,9 @@ _SAYINGS = {
         r"|\b(?:not|incorrect|wrong)\b)[^.\n]){1,60}?)?,?"
         r"(?: (?:which )?{IS} (?:(?:{SURELY}|{OPTION}) ){0,4}{RIGHT}\b(?! that| only)"
         r"| (?:richtig|korrekt|(?:all )?apply|only(?=[.,;]|$))\b"
-        r"| ?(?:选项|選項|项|項|が|は|가|이)? ?是?(?:正确|正確|符合|最?も?適[切当]|を選|答案|对|正しい|正解|정답|맞))"
+        r"| ?(?:选项|選項|项|項|が|は|가|이)? ?(?:的?(?:说法|叙述|表述|描述))?是?"
+        r"(?:正确|正確|符合|最?も?適[切当]|を選|答案|对|正しい|正解|정답|맞))"
+        r"|\b(?i:makes?|making) (?i:{NAMED})({GROUP}) (?:the )?{RIGHT}\b"
     ),
     # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
     "verdict": (
@@ -143,7 +147,7 @@ _SAYINGS = {
     "so": (
         r"(?m)(?i:(?:\b(?:{LEADS}|(?P<is>{IS}|gives?|get|makes?|use|want|need))"
         r"(?: (?:that|to|of|in|by|as|at|under|with|best|given|the one|shown|\w+ed)){0,4}(?!\w)"
-        r"|因此|所以|아니라|故|[而得该]是|よって|(?-i:(?<![A-J] ))(?:[→⇒]|=>)|=(?= {OPTION})"
+        r"|因此|所以|아니라|故|[而得该]是|よって|(?-i:(?<![A-J] ))(?:[→⇒∴]|=>)|=(?= {OPTION})"
         r"|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{0,3}{NAMED})({GROUP}){END}"
         r"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{NAMED})({GROUP})(?: I \w+)?[.!…]*$"
     ),
@@ -181,7 +185,8 @@ _SAYINGS = {
         r"(?:(?:otherwise|else|which case),? {LETTER}|(?!\1){LETTER} (?:is (?:\w+ )?)?(?:\2|otherwise|else)\b)"
         r"|\b(?:blood|chord|(?<!answer )key|grade|symbol|language|vitamin|note|alphabet|initial|favou?rite|team|size)\b"
         r"(?: \w+){0,5} {IS} (?:an? |in )?[A-Z]\b"
-        r"|(?:^|\n|: |\b(?:are|have) )[(\[]?A(?=(?:[).:\]]| [–-]) (?!(?i:true|false|yes|no|not|correct)\b|[✓✔✅✗✘❌])"
+        r"|(?:^|\n|: |\b(?:are|have) )[(\[]?A"
+        r"(?=(?:[).:\]]| [–-]) (?!(?i:true|false|yes|no|not|correct|is (?:the|right|correct))\b|[✓✔✅✗✘❌])"
         r"[^\n]{1,80}?\bB(?:[).:\]]| [–-]) )"
     ),
     # "B (red) and D (blue)" is a list as "B and D" is.

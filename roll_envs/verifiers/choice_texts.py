@@ -20,14 +20,14 @@ _ARTICLE = re.compile(
 )
 
 
-def restated(said: str, letters: str, options: Sequence[str]) -> frozenset[str]:
+def restated(said: str, letters: str, options: Sequence[str], *, bold: bool = False) -> frozenset[str]:
     """The letter of the one option that a text says in other forms of its words, with more of them, or as a part of a
     name: "Newton." is the option "Isaac Newton" where no other one is a Newton. No numbers."""
     words, found = _words(said), set()
     for letter, option in zip(letters, options, strict=False):
         own = _words(option)
         name = option.istitle() and option.split()[-1] in said
-        if words and (words == own or (words < own and name) or (words > own and len(own) > 2)):
+        if words and (words == own or (words < own and (name or bold)) or (words > own and len(own) > 2 - bold)):
             found.add(letter)
     return frozenset(found) if len(found) == 1 and not re.search(r"\d", said) else frozenset()
 

@@ -22,14 +22,15 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"\n[#*_\s]{0,12}(?:(?:Q|(?:Next |Similar |Another |Word |Practice |Follow-up )?(?:[Qq]uestion|[Pp]roblem)s?"
         r"|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n]|The following are "
         r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b"
-        r"|Solution [2-9]\b|\\(?:begin\{problem|end\{solution)\})",
+        r"|Related (?:questions|problems)\b|\(adsbygoogle|Solution [2-9]\b|\\(?:begin\{problem|end\{solution)\})",
         r"(?<=[.!?>] )(?:Question|Problem|Exercise|Q): ",
+        r"\[/?INST\]|</s>|<\|(?:im_end|im_start|eot_id|endoftext|end|user)\|>",  # another turn
         r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
         r"\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
         r"[.,] (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?",
     ),
-    # A question by itself, which only follows a short answer.
-    "asked": r"\n\n(?i:{TASK})\b[^\n?]{5,200}\?\s*(?:\n|$)",
+    "asked": r"\n(?i:{TASK})\b[^\n?]{5,200}\?",
+    "loop": r"(?s)(?<!\S)(\S.{5,300}?(?:[.!?](?=\s)|\n))(?:\s*\1)+\s*(.{0,300})\Z",
     # The first of numbered problems that is not number one: the reply was the solution of the one before.
     "numbered": (
         r"(?:\A|\n)[#*_\s]{0,12}(?:Example|Problem|Exercise|Question)?\s?(?P<open>\()?(?P<number>\d{1,3}|(?(open)[a-h]))[.):]\**\s"
@@ -46,6 +47,8 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
 _IS = patterns(_MARKS, words=_WORDS)
 _MOST_MARKS = 20
 _FEW_WORDS = 12
+_LOOKED_AT = 3000
+"""Characters at the end that may be the same words again and again."""
 
 
 def own_part(text: str) -> str:
@@ -55,10 +58,16 @@ def own_part(text: str) -> str:
     ends = [match.start() for match, _ in zip(_IS["next"].finditer(text), range(_MOST_MARKS), strict=False)]
     # It may also begin anew: with the words that its first answer began with.
     opening = " ".join(text.split(" ", 4)[:4])
-    asked = _IS["asked"].search(text)
-    ends += [asked.start() if asked and len(text[: asked.start()].split()) <= _FEW_WORDS else -1]
     ends += [text.find("\n\n" + opening, 1) if len(opening) > 15 else -1, _numbered(text)]
-    return next((text[:end] for end in sorted(ends) if end > 0 and _answers(text[:end])), text)
+    whole = next((text[:end] for end in sorted(ends) if end > 0 and _answers(text[:end])), text)
+    asked = _IS["asked"].search(whole)
+    return whole[: asked.start()] if asked and _says_one_thing(whole[: asked.start()]) else whole
+
+
+def _says_one_thing(text: str) -> bool:
+    """Whether a text is so short, and has so few numbers, that a question behind it is no step of a solution."""
+    few = 0 < len(text.split()) <= 20 and len(re.findall(r"\d[\d.,]*", text)) < 2
+    return few and not text.rstrip().endswith(":") and not _IS["intro"].search(text)
 
 
 def _numbered(text: str) -> int:
@@ -82,6 +91,9 @@ def _answers(text: str) -> bool:
 
 
 def _without_loop(text: str) -> str:
+    loop = _IS["loop"].search(text, max(0, len(text) - _LOOKED_AT))
+    if loop and loop[1].startswith(loop[2].rstrip()):
+        return text[: loop.end(1)]
     lines = text.rstrip().split("\n")
     last = lines[-1].strip()
     again = len(last) > 3 and any(line.strip().startswith(last) and line.strip() != last for line in lines[:-1])

@@ -56,7 +56,8 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"(?:that|this|which|it)(?:'s| is| would be) (?:equivalent|the same)(?!.*=)",
     ),
     "concludes": (
-        r"(?:so|thus|hence|therefore|consequently|finally|overall|altogether|total|in (?:total|all|summary))\b",
+        r"(?:so|thus|hence|therefore|consequently|finally|overall|altogether|total|conclusion"
+        r"|in (?:total|all|summary|conclusion))\b",
         r"(?:the )?(?:final )?(?:answer|result)\b",
         r"(?:donc|also|entonces|por (?:lo )?tanto|quindi|итак)\b|所以|因此|故",
         r".{1,120}\b(?:altogether|in (?:total|all))\b",
