@@ -189,7 +189,9 @@ def _mentioned(sentence: str) -> frozenset[str]:
     """The letters of options that a sentence speaks of, where it settles on them."""
     mentions = list(SAYS["mentioned"].finditer(sentence))
     found = frozenset().union(*map(_last_group, mentions))
-    if not mentions or "?" in sentence or found != _named("".join(SAYS["letter"].findall(sentence))):
+    # Where texts of options became letters in brackets, "A" is an article.
+    letters = re.findall(r"\[[A-J]\]", sentence) or SAYS["letter"].findall(sentence)
+    if not mentions or "?" in sentence or found != _named("".join(letters)):
         return frozenset()
     before = SAYS["clause"].split(sentence[: mentions[0].start()])[-1]
     after = SAYS["clause"].split(sentence[mentions[-1].end() :])[0]

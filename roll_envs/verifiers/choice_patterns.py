@@ -49,7 +49,7 @@ _WORDS = {
         quindi marcaria réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно
         chọn đáp_án 것은 arrived?_at settled?_on (?:look|sound)s_like looking_for makes_(?:it|this) agrees?_on money_on
         bet_on goes_to mean(?:s|ing) implies guess suggests vote(?:_for)? towards? go_(?:with|for) going(?:_with|_for)?
-        supports? remaining expects (?:gut|intuition|hunch)_says lean(?:ing)? nehme leav(?:es?|ing)(?:_us)?(?:_with)?
+        supports? remaining expects (?:gut|intuition|hunch)_says lean(?:ing)? nehme confident_in sure_(?:of|about) leav(?:es?|ing)(?:_us)?(?:_with)?
         left_with match(?:es)? consistent_with
         (?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch(?:ing)?|closest|nearest|equal|equivalent)_to""",
     # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
@@ -57,7 +57,7 @@ _WORDS = {
     "DOUBT": r"""
         (?<!no_)(?<!a_)doubt unclear unsure nobody nothing wrong_to may maybe perhaps possibly might could initially
         (?:at|i)_first was_going used_to wanting teacher book friend instinct you_(?:chose|picked|answered|selected)
-        trap distractor textbook majority first_(?:thought|guess) common_(?:answer|choice|mistake|error|misconception)
+        trap distractor textbook majority first_(?:thought|guess|idea|instinct) common_(?:answer|choice|mistake|error|misconception)
         tempt\w+ often
         (?:many|some|people|others|students)_(?:\w+_)?(?:think|say|choose|pick|answer|believe|would|might|may|assume|guess)
         (?<!\bi_)(?<!\bwe_)would_(?:choose|pick|say|answer)
@@ -93,7 +93,7 @@ _PARTS = {
     ),
     "YES": (
         r"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?(?:just )?(?:yes|true|right|accept(?:ed)?|keep|ok(?:ay)?|richtig|vrai"
-        r"|corr?et[ao]|correct[ao]?))(?= ?(?:[.;!|()–—\n]|$|- | -|because|since| \(?[A-J]\)|,(?! (?i:true|false)))))"
+        r"|corr?et[ao]|correct[ao]?))(?= ?(?:[.:;!|()–—\n]|$|- | -|because|since| \(?[A-J]\)|,(?! (?i:true|false)))))"
     ),
 }
 
@@ -147,13 +147,13 @@ _SAYINGS = {
     "so": (
         r"(?m)(?i:(?:\b(?:{LEADS}|(?P<is>{IS}|gives?|get|makes?|use|want|need))"
         r"(?: (?:that|to|of|in|by|as|at|under|with|best|given|the one|shown|\w+ed)){0,4}(?!\w)"
-        r"|因此|所以|아니라|故|[而得该]是|よって|(?-i:(?<![A-J] ))(?:[→⇒∴]|=>)|=(?= {OPTION})"
+        r"|因此|所以|아니라|故|[而得该]是|よって|正しいのは|(?:正确|符合|错误)的(?:选项|一项)?是|(?-i:(?<![A-J] ))(?:[→⇒∴]|=>)|=(?= {OPTION})"
         r"|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{0,3}{NAMED})({GROUP}){END}"
         r"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{NAMED})({GROUP})(?: I \w+)?[.!…]*$"
     ),
     # "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
     "subject": (
-        r"(?i)^\W*\|(?:it|that)['’]s|"
+        r"(?i)^\W*\|(?:(?:it|that)['’]s|is|(?:would|must|should) be)|"
         r"\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one|"
         r"{ASKED}\b)|[(\[]"
     ),
@@ -227,7 +227,7 @@ _SAYINGS = {
         r"\W{0,3}(?![AI] ?['’a-z])[A-J]\b[^\n]{0,80}"
         r"(?=\n(?:Explanation[^\n]*\n)?\s{0,3}\(?A[.):] [^\n]{1,200}\n\(?[BC][.):] )"
     ),
-    "place": r"(?i)\b(?:the )?(first|second|third|fourth|fifth) option(?= (?:is|fits|works|makes|must|best)\b|[.,!]|$)",
+    "place": r"(?i)\b(?:the )?(first|second|third|fourth|fifth) option(?= (?:is|fits|works|makes|must|best|holds|stands|applies)\b|[.,!]|$)",
     # "Plan A", where plans are the options.
     "thing": (
         r"\b((?!(?i:and|nor|vitamin|point|angle|side|vertex|line|node) )[A-Za-z][a-z]{2,}) (?=([A-J])\b(?!['’]))"

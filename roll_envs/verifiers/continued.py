@@ -22,18 +22,21 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"\n[#*_\s]{0,12}(?:(?:Q|(?:Next |Similar |Another |Word |Practice |Follow-up )?(?:[Qq]uestion|[Pp]roblem)s?"
         r"|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n]|The following are "
         r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b"
-        r"|Related (?:questions|problems)\b|\(adsbygoogle|Solution [2-9]\b|\\(?:begin\{problem|end\{solution)\})",
+        r"|Related (?:questions|problems)\b|\(adsbygoogle|Solution [2-9]\b|以下|下列)",
+        r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem)>",  # of a list of objects
+        r"\n\s*\\(?:begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)|(?:sub)*section\*?\{|textbf\{Remark)",
         r"(?<=[.!?>] )(?:Question|Problem|Exercise|Q): ",
         r"\[/?INST\]|</s>|<\|(?:im_end|im_start|eot_id|endoftext|end|user)\|>",  # another turn
         r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
         r"\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
         r"[.,] (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?",
     ),
+    "token": r"\A\s*(\S{1,20})(?:\s+\1){3,}\s*\S*\Z",
     "asked": r"\n(?i:{TASK})\b[^\n?]{5,200}\?",
     "loop": r"(?s)(?<!\S)(\S.{5,300}?(?:[.!?](?=\s)|\n))(?:\s*\1)+\s*(.{0,300})\Z",
     # The first of numbered problems that is not number one: the reply was the solution of the one before.
     "numbered": (
-        r"(?:\A|\n)[#*_\s]{0,12}(?:Example|Problem|Exercise|Question)?\s?(?P<open>\()?(?P<number>\d{1,3}|(?(open)[a-h]))[.):]\**\s"
+        r"(?:\A|\n)[#*_\s]{0,12}(?:Example|Problem|Exercise|Question|Q)?\s?(?P<open>\()?(?P<number>\d{1,3}|(?(open)[a-h]))[.):]\**\s"
         r"(?P<task>(?i:{TASK})\b|[^\n]*\?|[^\n]*\n\(?[Aa][.):] )?"
     ),
     "short answer": (
@@ -76,13 +79,16 @@ def _numbered(text: str) -> int:
         if label["number"] in ("0", "1", "a"):
             break
         if label.start() > 0:
-            return label.start() if label["task"] or len(text[: label.start()].split()) <= 3 else -1
+            high = label["number"].isdigit() and int(label["number"]) >= 5
+            return label.start() if high or label["task"] or len(text[: label.start()].split()) <= 3 else -1
     return -1
 
 
 def _answers(text: str) -> bool:
     """Whether what stands before a next question is an answer."""
     text = text.strip().rstrip("-=*_# \n")
+    if "</answer>" in text:
+        return True
     last = text.rpartition("\n")[2]
     concludes = _IS["value"].search(last) and not _IS["given"].match(last)
     short = 0 < len(last.split()) <= _FEW_WORDS and (last == text or re.search(r"\d|\b[A-J]\b", last))
@@ -91,6 +97,8 @@ def _answers(text: str) -> bool:
 
 
 def _without_loop(text: str) -> str:
+    if token := _IS["token"].search(text):
+        return token[1]
     loop = _IS["loop"].search(text, max(0, len(text) - _LOOKED_AT))
     if loop and loop[1].startswith(loop[2].rstrip()):
         return text[: loop.end(1)]

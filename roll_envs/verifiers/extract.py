@@ -68,7 +68,7 @@ def after_thinking(text: str, *, first: bool = False) -> str:
 
 def reply(text: str) -> str:
     """The part of a model's text where its answer is: the end of it, after thoughts, in the last ``<answer>``."""
-    text = after_thinking(tail(text))
+    text = own_part(after_thinking(tail(text)))
     lower = text.lower()
     for tag in _TAGS if len(lower) == len(text) else ():
         end = lower.rfind(f"</{tag}>")
@@ -76,14 +76,15 @@ def reply(text: str) -> str:
         if start >= 0 or end >= 0:  # one that was cut off reaches to the end; a prompt may have opened one
             text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
             break
-    text = own_part(text)
     answer = _in_json(text)
     return _TOKENS.sub("\n", text) if answer is None else answer
 
 
 def _in_json(text: str) -> str | None:
     """The answer in a JSON object that the text ends with, fenced or not; ``None`` where there is none."""
-    body = text.rstrip("` \n\t")
+    body = text.rstrip("` \n\t,")
+    # One that the prompt has opened is continued, and may be cut off.
+    body = "{" + body.rstrip("}") + "}" if body.startswith('"') else body
     try:
         found = json.loads(body[max(0, body.rfind("{")) :]) if body.endswith("}") else None
     except (ValueError, RecursionError):

@@ -46,6 +46,7 @@ _CALCULATED = re.compile("|".join((
 _BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
 _HEADS = re.compile(r"(?i)\W*(?:step|part|case)\b|\d+[.)]\s|.*:\s*$")
 _CONCLUDED = re.compile(r"(?i)\b(?:so|thus|hence|therefore|finally|total)\b[^\n]*\d")
+_BRACKETED = re.compile(r"^\((\d{1,3}(?:,\d{3})+|[\d.]+)\)$")
 _CONDITION = re.compile(r",?\s*\\q?quad\s*\(?[A-Za-z]\s*(?:[<>≤≥≠]|\\(?:[lg]eq?|[lg]t|neq?|in)\b)[^$]{1,40}(?=\$*$)")
 _DECIMAL = re.compile(r"\d\.\d")
 _MOST_WORDS = 8
@@ -131,7 +132,7 @@ def for_reference(found: str, reference: str) -> str:
     Of a value and its decimals (``\frac{1}{3} ≈ 0.333``) the decimals where the reference has some.
     """
     sides = [side for side in re.split(r"≈|\\approx(?![a-z])", found) if re.search(r"[\dπ]|pi", side)]
-    if len(sides) > 1:
+    if sides and "≈" in found.replace("\\approx", "≈"):
         exact = [side for side in sides if not _DECIMAL.search(side)]
         found = exact[0] if exact and not _DECIMAL.search(reference) else sides[-1]
     label = _LABEL.match(found)
@@ -157,6 +158,7 @@ def _side(text: str) -> str:
     # "x = 3, y = -1": each is an answer of its own.
     if sum(_NAMED_VALUE.match(piece) is not None for piece in _JOINED.split(text)) > 1:
         return text
+    text = _BRACKETED.sub(r"\1", text)
     sides = _EQUALS.split(text)
     calculated = len(sides) > 2 or _CALCULATED.search(sides[0].strip())
     return sides[-1].strip() if len(sides) > 1 and all(sides) and calculated else text

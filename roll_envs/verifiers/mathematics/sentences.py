@@ -18,11 +18,13 @@ _SENTENCE = re.compile(
 )
 _OPENINGS: dict[str, tuple[str, ...]] = {
     "aside": (  # is left out by itself
-        r"(?:note|where|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|recall)\b",
+        r"(?:note|remark|where|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|recall)\b",
         r"(?:would you|have a (?:great|nice|good)|good luck|if you(?:'d| want| have))\b",
         r"[*_]?\((?:[A-Za-z]{2}|[^()]*[A-Za-z]{2}[^()]*\)$)",
         r".{0,300}\bbut the (?:question|problem) (?:only |just )?(?:is|was|asks|wants)\b",
         r".{0,300}\bbut (?:they|we|you)(?:'re| are| were)? (?:only |just )?(?:ask|want)",
+        r"(?:an?|the|one|another) (?:common|typical|frequent|usual|classic) (?:slip|mistake|error|trap|pitfall|misconception)\b",
+        r".{0,80}\b(?:(?:don't|doesn't|do not|does not) matter|(?:is|are) (?:irrelevant|not (?:needed|relevant)))\b",
         r"(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$",
     ),
     "supposed": (
@@ -42,6 +44,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"i (?:took|did|used|multiplied|added|subtracted|divided|calculated|computed|started)\b(?!.*(?:to get|=))",
         r"(?:in other words|(?:for|by|in) comparison|because\b(?![^,]*,)|here,? (?:we|i) used|(?:lower|upper) bound)\b",
         r"for (?:example|instance)\b",
+        r"why\b[^?]{0,60}\?",
         r"if\b[^,]*, (?:buy|get|use|order|round|plan|consider|you (?:can|could|may|might|should))\b",
     ),
     "explanation": (  # the same, until a later sentence ends it
@@ -76,8 +79,8 @@ PARTS = {
 }
 _PHRASES: dict[str, tuple[str, ...]] = {
     "no answer": (
-        r"(?:can(?:not|'t)|could(?: not|n't)|(?:un|not )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
-        r"(?:determine|answer|tell|solve|find|decide|know|say|calculate|compute|help)(?:e?d)?\b",
+        r"(?:can(?:not|'t)|could(?: not|n't)|(?:un|not |n't )able to|do(?: not|n't))\s(?:\w+\s){0,2}"
+        r"(?:determine|answer|tell|solve|find|decide|know|say|calculate|compute|help|finish|complete)(?:e?d)?\b",
         r"(?:not|n't) (?:have )?enough information|\bdoes(?: not|n't) (?:say|state|specify|tell)\b",
         r"\b(?:more information is|need to know|stuck between|not clear|no answer to)\b",
         r"\b(?:rather not|won't|not going to|not (?:allowed|appropriate) to) (?:\w+ ){0,3}"
@@ -101,7 +104,8 @@ _BEGINS = patterns(_OPENINGS, parts=PARTS, opening=r"(?i)(?:(?!{SIGN})\W){0,4}")
 _SAYS = patterns(_PHRASES, parts=PARTS, opening="(?i)")
 CONCLUDES, REVISED = _BEGINS["concludes"], _SAYS["revised"]
 _CUT_OFF = re.compile(
-    r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that|(?:need|have) to \w+)|[\w)\]] ?[-+*/=×,])\s*$"
+    r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that|at|for|in|on|as|than|which|where|when|we|it|he|she|they|has|have"
+    r"|was|were|be|or|if|so|but|(?:need|have) to \w+)|[\w)\]] ?[-+*/=×,])\s*$"
 )
 _WRITINGS = (
     (r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2"),
@@ -141,7 +145,7 @@ def sentences(text: str) -> list[str]:
     if not stated:
         told += [part for part in every if _BEGINS["supposed"].match(part) and not re.search(r"\bwere\b", part)]
     # A long text that begins with a doubt may find the answer in the end.
-    doubted = [*told[-1:], *(every[:1] if len(every) <= 4 else ())]
+    doubted = [*told[-1:], *every[-1:], *(every[:1] if len(every) <= 4 else ())]
     return [] if any(map(_SAYS["no answer"].search, doubted)) or _CUT_OFF.search(text) else told
 
 
@@ -149,6 +153,6 @@ def _rounds(sentence: str, before: str) -> bool:
     """Whether the first number of a sentence may be the last one of the sentence before it, rounded."""
     rounded, exact = _NUMBER.findall(sentence)[:1], _NUMBER.findall(before)[-1:]
     if not rounded or not exact:
-        return True
+        return not re.search(SIGN, before)
     value, other = (float(number.replace(",", "")) for number in (*rounded, *exact))
     return abs(value - other) <= max(0.1 * other, 0.5)
