@@ -26,7 +26,8 @@ _LANGUAGES = {
 _ANNOUNCES = {
     "answer": (
         r"(?i)(?-i:(?<![A-Za-z])(?=[^\W\d_eghiknqsu-zEGHIKNQSU-Z]))(?:"  # for speed: none begins with these letters
-        r"(?:(?:final|correct|best|right|matching)\s+(?:answer|result|choice|option)(?:\s+here)?|(?<!long )(?<!longer )\banswer|\bans)\**\s*"
+        r"(?:(?:final|correct|best|right|matching)\s+(?:answer|result|choice|option)(?:\s+here)?"
+        r"|(?<!long )(?<!longer )\banswer|\bans)\**\s*"
         # For remarks such as "(in cm)".
         r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:[a-z]+\s+)?(?:question|problem)\s+)?"
         r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b(?:\s+{SURELY})?"

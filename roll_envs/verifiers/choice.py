@@ -91,7 +91,8 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     text = plain(BOLD.sub(r'"\1"', _pointed(reply(answer), letters, options))).strip()
     repeated = SAYS["repeated"].match(text)
     text = SAYS["reason"].sub(r"\1", SAYS["answer label"].sub("", repeated[0] if repeated else text))
-    text = SAYS["place"].sub(lambda match: f"option {_PLACES[match[1].lower()]}", text)
+    places = {**_PLACES, "last": letters[len(options) - 1]} if options else _PLACES
+    text = SAYS["place"].sub(lambda match: f"option {places.get(match[1].lower(), '')}", text)
     found = _read(text, letters, ())
     if len(found) != 1 and options:
         found = _read(lettered(text, letters, options), letters, options)

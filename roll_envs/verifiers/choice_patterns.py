@@ -14,25 +14,25 @@ _WORDS = {
         alternativa propos\w+ lettre (?:sequence|equation|pair|word)s?""",
     "SHOWN": "graph figure diagram picture image curve title ending scenario",
     "SURELY": r"""
-        therefore thus (?:most_|and_)?\w+ly prob indeed in_fact also both all just the our my your final la le die its
-        u[hm]+ h+m+ yes yep yeah ok(?:ay)? (?:without_a|no)_doubt without_question i_(?:think|guess) i['’]?d_say
+        therefore thus (?:most_|and_)?\w+ly prob indeed in_fact also both all just the our my your final la le die
+        its u[hm]+ h+m+ yes yep yeah ok(?:ay)? (?:without_a|no)_doubt without_question i_(?:think|guess) i['’]?d_say
         tl;dr""",
     # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
     "FOLLOWING": r"""
-        and(?!_(?:\w+_)?\W?[A-HJ]\b) all_along because cuz since as for in on from above below to_me only qui die it_is
-        here porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by that which
-        more correct right richtig korrekt zu wählen nehmen sagen lol without maybe based if_i_had [Ii]['’]?m
-        [Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\w+est)""",
+        and(?!_(?:\w+_)?\W?[A-HJ]\b) all_along because cuz since as for in on from above below to_me only qui die
+        it_is here porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by
+        that which more correct right richtig korrekt zu wählen nehmen sagen lol without maybe based if_i_had
+        [Ii]['’]?m [Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\w+est)""",
     # "not B", "neither A nor B", "rather than option C", "Incorrect: A, B".
     "NO": r"""
-        not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es runner-up
-        compared_(?:with|to) second[_-](?:choice|best) ruled?_out eliminat(?:e[sd]?|ing) discard\w+ descart\w+ reject\w+
-        considered""",
+        not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es
+        runner-up compared_(?:with|to) second[_-](?:choice|best) ruled?_out eliminat(?:e[sd]?|ing) discard\w+
+        descart\w+ reject\w+ considered""",
     "ABOUT": "would be to an? in at on the choose pick select say go going with is est ist es è la {OPTION}",
     "IS": """
-        (?<!so_)is are was (?:(?:must|ha[sd]_to|would|should|appears_to)_)?be must_have_been becomes being
-        seems(?:_to_be)? looks sounds stands_out_as (?:it|that)['’]s ist est es è é är este là sería serait está jest
-        является""",
+        (?<!so_)(?<!as_)is are was (?:(?:must|ha[sd]_to|would|should|appears_to)_)?be must_have_been becomes being
+        seems(?:_to_be)? looks sounds stands_out_as (?:it|that)['’]s ist est es è é är este là sería serait está
+        jest является""",
     "RIGHT": r"""
         correct right best answer way choice pick exception winner \w+er_(?:choice|answer|option) letter_of all_that
         one_that odd_one the_true chosen selected bonne richtige? korrekt corretta correcta poprawna верен
@@ -44,28 +44,29 @@ _WORDS = {
         (?:must_)?(?:remains?|survives?|holds?|stands?|wins|passes|follows|applies|it_(?:is|(?:shall|must)_be))(?=[.,;!]|_it\b|$)""",
     "LEADS": r"""
         so thus hence therefore consequently donc also daher somit but sondern mais i\.e\. except only correct:
-        correction: decision: choice: choos(?:e|ing) chose pick(?:ed|ing)? select(?:ed|ing)? say take lean mark circle
-        ans answer(?:['’]s)? return prints wähle würde trifft dirais вариант choisi\w* entscheide_mich_für meinung_nach
-        quindi marcaria réponse c['’]est agit_de elijo respuesta me_quedo_con por antwort ответ выбира(?:ю|ем) это верно
-        chọn đáp_án 것은 arrived?_at settled?_on (?:look|sound)s_like looking_for makes_(?:it|this) agrees?_on money_on
-        bet_on goes_to mean(?:s|ing) implies guess suggests vote(?:_for)? towards? go_(?:with|for) going(?:_with|_for)?
-        supports? remaining expects (?:gut|intuition|hunch)_says lean(?:ing)? nehme confident_in sure_(?:of|about) leav(?:es?|ing)(?:_us)?(?:_with)?
-        left_with match(?:es)? consistent_with
+        correction: decision: choice: choos(?:e|ing) chose pick(?:ed|ing)? select(?:ed|ing)? say take lean mark
+        circle ans answer(?:['’]s)? return prints wähle würde trifft dirais вариант choisi\w* entscheide_mich_für
+        meinung_nach quindi marcaria réponse c['’]est agit_de elijo respuesta (?:me_quedo|nos_quedamos)_con por
+        antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at settled?_on (?:look|sound)s_like
+        looking_for makes_(?:it|this) agrees?_on money_on bet_on goes_to mean(?:s|ing) implies guess suggests
+        vote(?:_for)? towards? go_(?:with|for) going(?:_with|_for)? supports? remaining expects
+        (?:gut|intuition|hunch)_says lean(?:ing)? nehme confident_in sure_(?:of|about)
+        leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with
         (?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch(?:ing)?|closest|nearest|equal|equivalent)_to""",
     # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
     "BEFORE": r"is it's its only get (?<=\w_)in with for to on at that me from nur это {OPTION}",
     "DOUBT": r"""
         (?<!no_)(?<!a_)doubt unclear unsure nobody nothing wrong_to may maybe perhaps possibly might could initially
-        (?:at|i)_first was_going used_to wanting teacher book friend instinct you_(?:chose|picked|answered|selected)
-        trap distractor textbook majority first_(?:thought|guess|idea|instinct) common_(?:answer|choice|mistake|error|misconception)
-        tempt\w+ often
+        (?:at|i)_first was_going used_to wanting instinct
+        (?:teacher|book|friend|textbook|professor)s?_(?:say|said|says|claim\w*|think\w*|thought|mark\w*|list\w*|wrote|told)
+        you_(?:chose|picked|answered|selected) trap textbook distractor majority
+        first_(?:thought|guess|idea|instinct) common_(?:answer|choice|mistake|error|misconception) tempt\w+ often
         (?:many|some|people|others|students)_(?:\w+_)?(?:think|say|choose|pick|answer|believe|would|might|may|assume|guess)
-        (?<!\bi_)(?<!\bwe_)would_(?:choose|pick|say|answer)
-        would_(?:\w+_)?(?:lead|give|yield|point|result|imply)
+        (?<!\bi_)(?<!\bwe_)would_(?:choose|pick|say|answer) would_(?:\w+_)?(?:lead|give|yield|point|result|imply)
         (?:\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)""",
     "JOINING": "so hence thus therefore both and but that only nur because is think believe these",
     "PRAISED": "more most [a-z]+est better one only what left necessary valid",
-    "ASKED": "solution exception guess winner richtig correcta? bonne risposta {OPTION}",
+    "ASKED": "solution exception assumption guess winner richtig correcta? bonne risposta {OPTION}",
 }
 """Kinds of words: one of them; ``_`` stands for a space within one."""
 
@@ -147,13 +148,15 @@ _SAYINGS = {
     "so": (
         r"(?m)(?i:(?:\b(?:{LEADS}|(?P<is>{IS}|gives?|get|makes?|use|want|need))"
         r"(?: (?:that|to|of|in|by|as|at|under|with|best|given|the one|shown|\w+ed)){0,4}(?!\w)"
-        r"|因此|所以|아니라|故|[而得该]是|よって|正しいのは|(?:正确|符合|错误)的(?:选项|一项)?是|(?-i:(?<![A-J] ))(?:[→⇒∴]|=>)|=(?= {OPTION})"
+        r"|因此|所以|아니라|故|[而得该]是|よって|正しいのは|(?:正确|符合|错误)的(?:选项|一项)?是"
+        r"|(?-i:(?<![A-J] ))(?:[→⇒∴]|=>)|=(?= {OPTION})"
         r"|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{0,3}{NAMED})({GROUP}){END}"
         r"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{NAMED})({GROUP})(?: I \w+)?[.!…]*$"
     ),
     # "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
     "subject": (
-        r"(?i)^\W*\|(?:(?:it|that)['’]s|is|(?:would|must|should) be)|"
+        r"(?i)^\W*\|(?:is|(?:would|must|should) be)"
+        r"|(?:^\W*|\b(?:think|guess|believe|say|so|confirm\w*,)) ?\|(?:it|that)['’]s|"
         r"\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one|"
         r"{ASKED}\b)|[(\[]"
     ),
@@ -165,15 +168,19 @@ _SAYINGS = {
     # A letter in a text of small letters: "its b lol".
     "small": r"(?m)(?<![\w.'’=-])(?:[b-hj]|a(?=[.,!?)]| because| since| cuz|$))(?![\w'’]|\.[a-z])",
     "small alone": (
-        r"(?m)(?<!\w)\([a-hj]\)|(?:(?<=[.!?] )|(?<=\b[Ii]t is )|(?<=\b[Ii]ts )|(?<=\bwhich is )|(?<=[tT]['’]s ))"
+        r"(?m)(?<!\w)\( ?[a-hj] ?\)|(?<=\bla )[a-hj](?=\))"
+        r"|(?:(?<=[.!?] )|(?<=\b[Ii]t is )|(?<=\b[Ii]ts )|(?<=\bwhich is )|(?<=[tT]['’]s ))"
         r"(?:[b-hj](?=[.!]?$)|[a-hj](?=\. [A-Z]))"
     ),
     "small label": (
-        r"(?i)(?:(?:option|ans(?:wer)?\.?) )?\(?([a-z])"
-        r"(?:[).:]+(?:\s(?!and|or|is not|no|ف?غير|خطأ)|$)|(?-i:(?<=[b-hj])),\s|$)"
+        r"(?i)(?:(?:option|opción|la|ans(?:wer)?\.?) )?\(?([a-z])"
+        r"(?:[).:]+,?(?:\s(?!and|or|is not|no|ف?غير|خطأ)|$)|(?-i:(?<=[b-hj])),\s|$)"
     ),
     # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
-    "supposed": r"(?i)\b(?:if(?! i had)|whether|suppose|assum\w+|consider|unless|otherwise|(?<!s )why)\b|无法|是否",
+    "supposed": (
+        r"(?i)\b(?:if(?! i had)|whether|suppose|assum(?:e[sd]?|ing)|consider"
+        r"|unless|otherwise|(?<!s )why(?! the (?:\w+ )?answer))\b|无法|是否"
+    ),
     "unsure": r"(?i)(?:\b|(?=n['’]t)){DOUBT}\b",
     # "A to D", "B for adults, C for children", and what the text of an option or of a list of them says ("E. A and B"):
     # none is chosen.
@@ -213,7 +220,10 @@ _SAYINGS = {
         r"(\n+(?:[\W\d]{0,4}[A-J]\b[^\n✓✗?]{0,200}(?:\n+|$)){2,10}+)"
     ),
     "so then": r"(?i)\b(?:so(?! is| are| does| that)|thus|hence|therefore|which (?:makes|leaves|gives))\b",
-    "clause": r"(?i)[!?;:…\n]|,(?= and the\b)|(?<!i\.e)\.(?!e\.)|\b(?:so|thus|hence|therefore|but|however|while)\b",
+    "clause": (
+        r"(?i)[!?;:…\n]|,(?= and the\b)| and the (?:rest|others?|remaining)\b"
+        r"|(?<!i\.e)\.(?!e\.)|\b(?:so|thus|hence|therefore|but|however|while)\b"
+    ),
     # "Hmm, actually no."
     "taken back": (
         r"(?i)\b(?:(?:wait|hmm+|oops|actually|sorry)[,.!… —–-]{1,3}){1,3}(?:actually )?no\b[,.:;!…—– -]{1,3}"
@@ -227,7 +237,10 @@ _SAYINGS = {
         r"\W{0,3}(?![AI] ?['’a-z])[A-J]\b[^\n]{0,80}"
         r"(?=\n(?:Explanation[^\n]*\n)?\s{0,3}\(?A[.):] [^\n]{1,200}\n\(?[BC][.):] )"
     ),
-    "place": r"(?i)\b(?:the )?(first|second|third|fourth|fifth) option(?= (?:is|fits|works|makes|must|best|holds|stands|applies)\b|[.,!]|$)",
+    "place": (
+        r"(?i)\b(?:the )?(first|second|third|fourth|fifth|last) (?:option|choice)"
+        r"(?= (?:is|fits|works|makes|must|best|holds|stands|applies)\b|[.,!]|$)"
+    ),
     # "Plan A", where plans are the options.
     "thing": (
         r"\b((?!(?i:and|nor|vitamin|point|angle|side|vertex|line|node) )[A-Za-z][a-z]{2,}) (?=([A-J])\b(?!['’]))"

@@ -19,8 +19,9 @@ _WORDS = {
 _MARKS: dict[str, str | tuple[str, ...]] = {
     # A line that begins another problem, and a problem within a line.
     "next": (
-        r"\n[#*_\s]{0,12}(?:(?:Q|(?:Next |Similar |Another |Word |Practice |Follow-up )?(?:[Qq]uestion|[Pp]roblem)s?"
-        r"|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n]|The following are "
+        r"\n\W{0,12}(?:(?:Q|(?:Next |Similar |Another |Word |Practice |Follow-up )?(?:[Qq]uestion|[Pp]roblem)s?"
+        r"|QUESTION|PROBLEM|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n\]>]"
+        r"|The following are "
         r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b"
         r"|Related (?:questions|problems)\b|\(adsbygoogle|Solution [2-9]\b|以下|下列)",
         r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem)>",  # of a list of objects
@@ -30,9 +31,10 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
         r"\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
         r"[.,] (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?",
+        r"\n\n(?i:{TASK})\b[^\n?.!:]{0,100}\Z",
     ),
     "token": r"\A\s*(\S{1,20})(?:\s+\1){3,}\s*\S*\Z",
-    "asked": r"\n(?i:{TASK})\b[^\n?]{5,200}\?",
+    "asked": r"\n(?:\d{1,3}[.)]\s|[•*-]\s)?(?i:{TASK})\b[^\n?]{5,200}\?",
     "loop": r"(?s)(?<!\S)(\S.{5,300}?(?:[.!?](?=\s)|\n))(?:\s*\1)+\s*(.{0,300})\Z",
     # The first of numbered problems that is not number one: the reply was the solution of the one before.
     "numbered": (

@@ -31,7 +31,9 @@ _KEY = re.compile(
     r"(?i)(?:(?:final|correct|selected)_)?(?:answer|choice|option|prediction|result|solution|final)(?:_letter)?"
 )
 # Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
-_TOKENS = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|<(?:eos|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$")
+_TOKENS = re.compile(
+    r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|\[/?[A-Z]{3,12}\]|<(?:eo\w|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$"
+)
 # Emphasis of Markdown; between letters or digits two stars are a power.
 _STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_])__|__(?![A-Za-z0-9_])|`")
 _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?![\w(*])")
@@ -75,6 +77,7 @@ def reply(text: str) -> str:
         start = lower.rfind(f"<{tag}>", 0, end if end >= 0 else len(text))
         if start >= 0 or end >= 0:  # one that was cut off reaches to the end; a prompt may have opened one
             text = text[start + len(tag) + 2 if start >= 0 else 0 : end if end >= 0 else len(text)]
+            text = text.strip().removeprefix(f"{tag}>")
             break
     answer = _in_json(text)
     return _TOKENS.sub("\n", text) if answer is None else answer

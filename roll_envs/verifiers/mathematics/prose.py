@@ -23,7 +23,7 @@ SPAN = re.compile(  # lengths are limited, so that delimiters without an end tak
     r"|\\(?:text(?:bf|it|rm)?|mathrm|operatorname)\s*\{[^{}]*\}"
     r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\})"
 )
-_BARE = re.compile(r"-?[$€£]?\d[\d.,/]*%?(?: [a-z]{1,2}\b)?")
+_BARE = re.compile(r"-?[$€£]?\d[\d.,/]*%?(?: [a-z]+){0,2}")
 _PROSE = re.compile(r"(?!(?:Then|Now|Next|After|But|Hmm|No|So|Let)\b)(?:[^\W\d_]{1,20},? ){3}")
 
 
@@ -35,7 +35,7 @@ def stated(text: str, *, first: bool = False) -> str:
     text = re.sub(SIGN, "", text)
     contents = [whole[whole.lastindex or 0] for whole in SPAN.finditer(text)]
     signs = itertools.count(ord(SIGN[1]))
-    told = sentences(SPAN.sub(lambda _: chr(next(signs)), text))
+    told = sentences(SPAN.sub(lambda _: chr(next(signs)), text), first=first)
     if len(told) > 1 and _BARE.fullmatch(told[0]) and _PROSE.match(told[1]) and not first:
         told = [told[0], *filter(CONCLUDES.match, told[1:])]  # the answer, then an explanation
     told = told if first else told[::-1]

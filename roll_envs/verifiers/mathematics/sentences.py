@@ -23,7 +23,8 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"[*_]?\((?:[A-Za-z]{2}|[^()]*[A-Za-z]{2}[^()]*\)$)",
         r".{0,300}\bbut the (?:question|problem) (?:only |just )?(?:is|was|asks|wants)\b",
         r".{0,300}\bbut (?:they|we|you)(?:'re| are| were)? (?:only |just )?(?:ask|want)",
-        r"(?:an?|the|one|another) (?:common|typical|frequent|usual|classic) (?:slip|mistake|error|trap|pitfall|misconception)\b",
+        r"(?:an?|the|one|another) (?:common|typical|frequent|usual|classic) (?:slip|mistake|error|trap|pitfall"
+        r"|misconception)\b",
         r".{0,80}\b(?:(?:don't|doesn't|do not|does not) matter|(?:is|are) (?:irrelevant|not (?:needed|relevant)))\b",
         r"(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$",
     ),
@@ -44,10 +45,10 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"i (?:took|did|used|multiplied|added|subtracted|divided|calculated|computed|started)\b(?!.*(?:to get|=))",
         r"(?:in other words|(?:for|by|in) comparison|because\b(?![^,]*,)|here,? (?:we|i) used|(?:lower|upper) bound)\b",
         r"for (?:example|instance)\b",
-        r"why\b[^?]{0,60}\?",
         r"if\b[^,]*, (?:buy|get|use|order|round|plan|consider|you (?:can|could|may|might|should))\b",
     ),
     "explanation": (  # the same, until a later sentence ends it
+        r"why\b[^?]{0,60}\?",
         r"(?:explanation|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
         r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
     ),
@@ -85,7 +86,8 @@ _PHRASES: dict[str, tuple[str, ...]] = {
         r"\b(?:more information is|need to know|stuck between|not clear|no answer to)\b",
         r"\b(?:rather not|won't|not going to|not (?:allowed|appropriate) to) (?:\w+ ){0,3}"
         r"(?:give|hand|tell|provide|reveal|pick|choose)\b",
-        r"\bcould you (?:send|provide|share|clarify|give|post)\b",
+        r"\bcould you (?:send|provide|share|clarify|give|post|check)\b",
+        r"无法(?:求|确定|得出|计算|回答)|条件不足|缺少条件",
         r"\bor (?:maybe|perhaps)\b|\b(?:could|might|may) be\b.{1,80}\bor\b",
     ),
     "revised": (  # after an answer: another one follows
@@ -107,6 +109,7 @@ _CUT_OFF = re.compile(
     r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that|at|for|in|on|as|than|which|where|when|we|it|he|she|they|has|have"
     r"|was|were|be|or|if|so|but|(?:need|have) to \w+)|[\w)\]] ?[-+*/=×,])\s*$"
 )
+_UNFINISHED = re.compile(rf"(?:(?!{SIGN}|\d)[\w'’,;()/-]+ ){{6,}}(?!{SIGN})[A-Za-z]+")
 _WRITINGS = (
     (r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2"),
     (r"\b(\d{1,2}) o'clock", r"\1:00"),
@@ -121,8 +124,11 @@ _NUMBER = re.compile(r"\d[\d,]{0,20}(?:\.\d{1,20})?")
 _SHORT = re.compile(r"\W*(?:[\w.,/%]+\W*){1,3}")
 
 
-def sentences(text: str) -> list[str]:
-    """The sentences of a text without asides; none where it is cut off or says that it has no answer."""
+def sentences(text: str, *, first: bool = False) -> list[str]:
+    """The sentences of a text without asides; none where it is cut off or says that it has no answer.
+
+    With ``first`` the answer stands in the first of them, so that only that one must be whole.
+    """
     text = re.sub(rf" ?({OTHER_SCRIPT.pattern}) ?", r" \1 ", text)
     for pattern, written in _WRITINGS:
         text = re.sub(pattern, written, text)
@@ -133,8 +139,8 @@ def sentences(text: str) -> list[str]:
         explains = stated and _BEGINS["explanation"].match(part)
         looks = stated and (_BEGINS["looks back"].match(part) or (concluded and _BEGINS["behind"].match(part)))
         looks = looks or explains
-        goes_on = REVISED.search(part) or _SAYS["goes on"].search(part) or (not explains and CONCLUDES.match(part))
-        if (looks or back) and goes_on:
+        ends = (REVISED.search,) if explains else (REVISED.search, _SAYS["goes on"].search, CONCLUDES.match)
+        if (looks or back) and any(end(part) for end in ends):
             looks = back = False
         back = back or bool(looks and (_VALUE.search(part) or ":" in part or _SHORT.fullmatch(part)))
         converts = stated and _BEGINS["converts"].match(part) and not _rounds(part, told[-1])
@@ -146,7 +152,10 @@ def sentences(text: str) -> list[str]:
         told += [part for part in every if _BEGINS["supposed"].match(part) and not re.search(r"\bwere\b", part)]
     # A long text that begins with a doubt may find the answer in the end.
     doubted = [*told[-1:], *every[-1:], *(every[:1] if len(every) <= 4 else ())]
-    return [] if any(map(_SAYS["no answer"].search, doubted)) or _CUT_OFF.search(text) else told
+    cut_off = bool(_CUT_OFF.search(text) or (len(every) > 1 and _UNFINISHED.fullmatch(every[-1])))
+    if cut_off and first and len(told) > 1:
+        return told[:-1]
+    return [] if cut_off or any(map(_SAYS["no answer"].search, doubted)) else told
 
 
 def _rounds(sentence: str, before: str) -> bool:

@@ -108,7 +108,7 @@ def tidy(text: str) -> str:
     text = re.sub(r"√(\d+)", r"\\sqrt{\1}", text)
     text = re.sub(r"[⅐-⅞]", _vulgar_fraction, text)
     # 1.234,50 €, 1.234.567: dots between groups of digits.
-    dotted = r"(?<![\d.,])\d{1,3}(?:(?:\.\d{3})+(?:,\d\d?(?![\d,])|(?=\s?€))|(?:\.\d{3}){2,}(?![\d.,]))"
+    dotted = r"(?<![\d.,])\d{1,3}(?:(?:\.\d{3})+(?:,\d\d?(?![\d,])|(?=\s?(?:€|[Ee]uros?\b)))|(?:\.\d{3}){2,}(?![\d.,]))"
     text = re.sub(dotted, lambda match: match[0].replace(".", "").replace(",", "."), text)
     text = _money(text.translate(_SIGNS))
     for pattern, written in _BEFORE_COMMANDS:
