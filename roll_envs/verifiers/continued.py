@@ -19,13 +19,13 @@ _WORDS = {
 _MARKS: dict[str, str | tuple[str, ...]] = {
     # A line that begins another problem, and a problem within a line.
     "next": (
-        r"\n\W{0,12}(?:(?:Q|(?:Next |Similar |Another |Word |Practice |Follow-up )?(?:[Qq]uestion|[Pp]roblem)s?"
+        r"\n\W{0,12}+(?:(?:Q|(?:Next |Similar |Another |Word |Practice |Follow-up )?(?:[Qq]uestion|[Pp]roblem)s?"
         r"|QUESTION|PROBLEM|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n\]>]"
         r"|The following are "
         r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b"
-        r"|Related (?:questions|problems)\b|\(adsbygoogle|Solution [2-9]\b|以下|下列)",
+        r"|Related (?:questions|problems)\b|adsbygoogle|Solution [2-9]\b|以下|下列)",
         r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem)>",  # of a list of objects
-        r"\n\s*\\(?:begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)|(?:sub)*section\*?\{|textbf\{Remark)",
+        r"\n\s{0,8}\\(?:begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)|(?:sub)*section\*?\{|textbf\{Remark)",
         r"(?<=[.!?>] )(?:Question|Problem|Exercise|Q): ",
         r"\[/?INST\]|</s>|<\|(?:im_end|im_start|eot_id|endoftext|end|user)\|>",  # another turn
         r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
