@@ -221,7 +221,7 @@ _SAYINGS = {
     ),
     "so then": r"(?i)\b(?:so(?! is| are| does| that)|thus|hence|therefore|which (?:makes|leaves|gives))\b",
     "clause": (
-        r"(?i)[!?;:…\n]|,(?= and the\b)| and the (?:rest|others?|remaining)\b"
+        r"(?i)[!?;:…\n]|,(?= and the\b)| and the (?:rest|others|remaining)\b"
         r"|(?<!i\.e)\.(?!e\.)|\b(?:so|thus|hence|therefore|but|however|while)\b"
     ),
     # "Hmm, actually no."

@@ -13,8 +13,8 @@ _WORDS = {
         what which who how when where why find solve evaluate calculate compute simplify determine express factor prove
         show write name choose let if given suppose""",
     "INTRO": """
-        let['’]s let_me lets_(?:see|go|start|solve) sure okay solve question problem exercise step follow\\w* here first
-        i['’]ll i_will need_to understand think given""",
+        let['’]s let_(?:me|us) lets_(?:see|go|start|solve) sure okay solve question problem exercise step follow\\w* here
+        first i['’]ll i_will need_to understand think given""",
 }
 _MARKS: dict[str, str | tuple[str, ...]] = {
     # A line that begins another problem, and a problem within a line.

@@ -10,6 +10,7 @@ from answer_replies import UNDECIDED, read_as, replies, written
 
 from roll_envs.verifiers import Score, make_verifier
 from roll_envs.verifiers.choice import read_choice
+from roll_envs.verifiers.continued import own_part
 from roll_envs.verifiers.extract import after_thinking, plain, reply, short_answer
 from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression
 
@@ -143,6 +144,43 @@ def test_the_letter_of_a_choice_before_a_value() -> None:
     assert for_reference("\\textbf{(C)}\\ 72", "72") == "72"
     assert for_reference("\\textbf{(C)}\\ 72", "\\textbf{(C)}") == "C"
     assert for_reference("72", "C") == "72"
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ("9.\n\n2. What is 5 + 7?\n12.", "9."),
+        ("1. Add: 5\n2. Double: 10\n\nSo it is 10.", "1. Add: 5\n2. Double: 10\n\nSo it is 10."),
+        ("-1.\n\n(b) Evaluate 2 + 2.\n4.", "-1."),
+        ("metaphase\n\nQuestion: And then?\nAnswer: anaphase", "metaphase"),
+        ("Let us restate it.\n\nQuestion: 2 + 2?\nAnswer: 4", None),
+        ("= 7\n\nWhat is the sum of 5 and 9?\n\n= 14", "= 7"),
+        ("Tom has 5 and buys 3.\n\nHow many has he now?\n\n5 + 3 = 8", None),
+        ("x = 7 [/INST] [INST] 3y = 15 [/INST] y = 5", "x = 7"),
+        ('"answer": "30",\n  "level": 1\n},\n{\n  "answer": "12"', '"answer": "30",\n  "level": 1'),
+        ("It is $2$.\n\n\\begin{exercise}\nShow that it is $3$.\n\\end{exercise}", "It is $2$."),
+        ("He runs 260 m.\nHe runs 260 m.\nHe runs 2", "He runs 260 m."),
+        ("(A) is it. (B) is no. (C) is no. (B) is no. (C) is no. (B) is", "(A) is it. (B) is no. (C) is no."),
+        ("B B B B B B", "B"),
+    ],
+)
+def test_what_is_written_after_an_answer_is_cut_off(text: str, own: str | None) -> None:
+    assert own_part(text).strip() == (text if own is None else own)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("**Total: $3.50**\n\nOf $5 you get $1.50 back.", "3.50"),
+        ("Emma is **18 years old**, while her brother is 12.", "18"),
+        ("**5** pens and **3** pencils make 8 things.", "8"),
+        ("**Step 1: take 5**\n\nIt leaves 8.", "8"),
+        ("That is **5** a day, so 35 a week.", "35"),
+    ],
+)
+def test_a_value_in_bold_is_the_answer(text: str, found: str) -> None:
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    assert make_verifier("math")(text, found).passed
 
 
 def test_thoughts_and_tags() -> None:

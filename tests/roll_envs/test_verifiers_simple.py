@@ -16,6 +16,7 @@ from roll_envs.verifiers.boxed import boxed
 from roll_envs.verifiers.choice import read_choice
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.matching import normalize, squad_f1, squad_normalize
+from roll_envs.verifiers.mathematics.final import final_expression
 
 TEXT = st.text(max_size=200)
 
@@ -72,10 +73,27 @@ def test_thoughts_are_not_part_of_an_answer() -> None:
     assert after_thinking("no thoughts") == "no thoughts"
 
 
-@pytest.mark.parametrize("text", ["\\boxed{" * 14_000, "answer is " * 10_000, "<think>" * 14_000, "{" * 100_000])
-def test_reading_takes_little_time(text: str) -> None:
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "\\boxed{",
+        "answer is ",
+        "<think>",
+        "{",
+        "\n",
+        " ",
+        "**5** ",
+        "\nWhat is 5?",
+        "\n2. x",
+        "a. ",
+        "not the a (A",
+        "| **5** |\n",
+    ],
+)
+def test_reading_takes_little_time(piece: str) -> None:
+    text = piece * (100_000 // len(piece))
     started = time.process_time()
-    boxed(text), answer_phrase(text), after_thinking(text), read_choice(text)
+    boxed(text), answer_phrase(text), after_thinking(text), read_choice(text), final_expression(text)
     assert time.process_time() - started < 2
 
 
