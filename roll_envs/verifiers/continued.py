@@ -12,8 +12,8 @@ _WORDS = {
     "TASK": """
         what which who how when where why find solve evaluate calculate compute simplify determine express factor prove
         show write name choose let if given suppose""",
-    "INTRO": """
-        let['’]s let_(?:me|us) lets_(?:see|go|start|solve) sure okay solve question problem exercise step follow\\w* here
+    "INTRO": r"""
+        let['’]s let_(?:me|us) lets_(?:see|go|start|solve) sure okay solve question problem exercise step follow\w* here
         first i['’]ll i_will need_to understand think given""",
 }
 _MARKS: dict[str, str | tuple[str, ...]] = {
