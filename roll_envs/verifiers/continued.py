@@ -20,7 +20,7 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
     # A line that begins another problem, and a problem within a line.
     "next": (
         r"\n\W{0,12}+(?:(?:Q|(?:Next |Similar |Another |Word |Practice |Follow-up )?(?:[Qq]uestion|[Pp]roblem)s?"
-        r"|QUESTION|PROBLEM|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n\]>]"
+        r"|QUESTION|PROBLEM|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n\]<>]"
         r"|The following are "
         r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b"
         r"|Related (?:questions|problems)\b|adsbygoogle|Solution [2-9]\b|以下|下列)",
@@ -71,7 +71,7 @@ def own_part(text: str) -> str:
 
 def _says_one_thing(text: str) -> bool:
     """Whether a text is so short, and has so few numbers, that a question behind it is no step of a solution."""
-    few = 0 < len(text.split()) <= 20 and len(re.findall(r"\d[\d.,]*", text)) < 2
+    few = 0 < len(text.split()) <= 20 and len(re.findall(r"\d[\d.,/]*", text)) < 2
     return few and not text.rstrip().endswith(":") and not _IS["intro"].search(text)
 
 
@@ -89,7 +89,7 @@ def _numbered(text: str) -> int:
 def _answers(text: str) -> bool:
     """Whether what stands before a next question is an answer."""
     text = text.strip().rstrip("-=*_# \n")
-    if "</answer>" in text:
+    if "</answer>" in text or '"answer"' in text:
         return True
     last = text.rpartition("\n")[2]
     concludes = _IS["value"].search(last) and not _IS["given"].match(last)

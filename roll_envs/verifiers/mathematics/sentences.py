@@ -153,8 +153,8 @@ def sentences(text: str, *, first: bool = False) -> list[str]:
     # A long text that begins with a doubt may find the answer in the end.
     doubted = [*told[-1:], *every[-1:], *(every[:1] if len(every) <= 4 else ())]
     cut_off = bool(_CUT_OFF.search(text) or (len(every) > 1 and _UNFINISHED.fullmatch(every[-1])))
-    if cut_off and first and len(told) > 1:
-        return told[:-1]
+    if cut_off and first and len(every) > 1:
+        return told if told[-1:] != every[-1:] else told[:-1]
     return [] if cut_off or any(map(_SAYS["no answer"].search, doubted)) else told
 
 
