@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 from tiny import tiny_model
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
+from transformers import GraniteConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, Qwen3MoeConfig, StableLmConfig
 from vllm_engines import made_environment
 
 from roll_envs.errors import ConfigError
@@ -37,6 +37,7 @@ MODEL = LlamaConfig(
     vocab_size=300, hidden_size=32, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, tie_word_embeddings=True,
 )  # fmt: skip
+SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 def config(*overrides: str) -> RunConfig:
@@ -90,6 +91,26 @@ def test_what_a_pass_keeps_is_counted_without_numbers(tokens: int) -> None:
     real = kept_for_backward(copy.deepcopy(network), tokens)
     counted = count(config(), MODEL)
     assert real == pytest.approx(counted.kept * tokens + counted.kept_once)
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        (
+            StableLmConfig(**SMALL, num_key_value_heads=2),
+            "does not tell its StableLmAttention where packed sequences start",
+        ),
+        (GraniteConfig(**SMALL, logits_scaling=8.0), r"GraniteForCausalLM has logits_scaling 8.0"),
+        (
+            MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=16),
+            r"window of 16, .* lower engine.max_tokens to 16",
+        ),
+    ],
+    ids=["layout", "head", "window"],
+)
+def test_a_model_that_could_not_be_run_is_refused_before_it_is_loaded(model: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        count(config(), model)
 
 
 def test_a_pass_of_the_learner_keeps_what_was_counted() -> None:
