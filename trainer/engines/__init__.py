@@ -143,6 +143,10 @@ class EnginePart(Part):
         runs the model of ``config``, by whose chat template they are written."""
         return None
 
+    def check_model(self, config: RunConfig, model: Any) -> None:
+        """Raise :class:`ConfigError` where the engine cannot run a model of Hugging Face configuration ``model`` as
+        ``config`` says. Asked before a run begins, and before a weight is loaded."""
+
 
 def find_engine(name: str) -> EnginePart:
     """The engine of that name. Raises :class:`UnknownNameError` or :class:`PluginError`."""

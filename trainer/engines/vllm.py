@@ -166,6 +166,9 @@ class VLLMPart(EnginePart):
         if not settings.urls:
             check_vllm(settings, config.engine.device)
 
+    def check_model(self, config: RunConfig, model: Any) -> None:
+        _refuse(part_settings(config.engine, self), model, config.engine.max_tokens, config.engine.device)
+
 
 # -- the server --------------------------------------------------------------------------------------------------------
 
@@ -288,10 +291,12 @@ def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, 
     )
 
 
-def _problems(settings: VLLMSettings, config: Any, max_tokens: int, *, gpu: bool) -> list[str]:
-    """What stands in the way of a server for a model of ``config``."""
+def _refuse(settings: VLLMSettings, config: Any, max_tokens: int, device: str) -> None:
+    """Raise :class:`ConfigError` for what stands in the way of a server for a model of ``config``."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    problems = settings.problems(config, max_tokens)
+    problems = settings.in_process_problems()
+    gpu, settings = settings.on_gpu(device), settings.resolved(device)
+    problems += settings.problems(config, max_tokens)
     if settings.url is None and not gpu:
         problems += _width_problem(width)
         if settings.tensor_parallel_size > 1:
@@ -304,7 +309,8 @@ def _problems(settings: VLLMSettings, config: Any, max_tokens: int, *, gpu: bool
             f"engine.transfer 'ipc' passes memory of a GPU that is shared, and engine.gpus '{settings.gpus}' gives the "
             "server others; choose broadcast"
         )
-    return problems
+    if problems:
+        raise ConfigError("engine 'vllm': " + "; ".join(problems))
 
 
 def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: int, device: str) -> Engine:
@@ -318,12 +324,10 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
     urls, ours, gpu = addresses(settings), not settings.urls, settings.on_gpu(device)
     if ours:
         check_vllm(settings, device)
-    problems = settings.in_process_problems()
-    settings = settings.resolved(device)
     loaded = load_model(model) if isinstance(model, Path) else model
     config: Any = copy.deepcopy(loaded.network.config)
-    if problems := problems + _problems(settings, config, max_tokens, gpu=gpu):
-        raise ConfigError("engine 'vllm': " + "; ".join(problems))
+    _refuse(settings, config, max_tokens, device)
+    settings = settings.resolved(device)
     config.architectures = [type(loaded.network).__name__]
     servers = [
         _own_server(config, settings, url, max_tokens, gpu=gpu, number=number) if ours else Server(url)
