@@ -516,6 +516,8 @@ def test_weights_that_do_not_fit_are_refused_and_those_of_before_go_on(
         ((5, -1), params(0), "token ids from -1"),
         ((5,), params(0, n=0), "max_new_tokens 0"),
         ((5,), params(0, temperature=-1.0), "temperature -1"),
+        ((5,), params(-1), "the seed is -1; allowed: null, or 0 to 2"),
+        ((5,), params(2**128), "the seed is 340282366920938463463374607431768211456"),
     ],
 )
 def test_a_request_that_does_not_fit_is_refused_and_harms_nobody(

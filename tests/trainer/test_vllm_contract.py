@@ -545,6 +545,13 @@ def test_the_preflight_knows_the_shapes_of_models(environment: Path, tmp_path: P
     configured(tmp_path, engine={"name": "vllm"}, model=wide)
 
 
+@pytest.mark.parametrize("temperature", [0.005, 2.5])
+def test_the_preflight_knows_at_which_temperatures_vllm_samples(tmp_path: Path, temperature: float) -> None:
+    wide = {"hidden_size": 64, "heads": 2}
+    with pytest.raises(ConfigError, match=rf"sampling.temperature is {temperature}; vLLM takes 0.01 to 2 "):
+        configured(tmp_path, engine={"name": "vllm"}, model=wide, sampling={"temperature": temperature})
+
+
 @pytest.mark.parametrize(
     ("override", "problem"),
     [

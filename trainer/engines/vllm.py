@@ -41,6 +41,8 @@ GPU_BUILD = {"vllm": "0.32.0"}
 """The same release for GPUs; whoever installs it chooses the torch that fits the driver."""
 HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """What vLLM's attention on a CPU takes; any other width kills its engine at the first request."""
+TEMPERATURES = (0.01, 2.0)
+"""Within which vLLM samples as it is told, beside 0."""
 _OF_SERVERS = (
     *("url", "replicas", "port", "venv", "threads", "log_file"),
     *("transfer", "weights_folder", "gpus", "cpus", "tensor_parallel_size"),
@@ -154,6 +156,13 @@ class VLLMPart(EnginePart):
             problems.append(
                 f"learner.backend '{config.learner.backend}' and vLLM both have process groups, and engine.in_process "
                 "puts them into one process; use learner.backend torch, or leave engine.in_process out"
+            )
+        least, most = TEMPERATURES
+        if not least <= config.sampling.temperature <= most:
+            problems.append(
+                f"sampling.temperature is {config.sampling.temperature:g}; vLLM takes {least:g} to {most:g} (it "
+                f"samples at {least:g} where less is asked for, and refuses more): choose one between, or take "
+                "engine.name hf"
             )
         if model.path is None and settings.url is None and not settings.on_gpu(config.engine.device):
             problems += _width_problem(model.width_of_heads)
