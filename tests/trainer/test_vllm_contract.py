@@ -34,7 +34,7 @@ from trainer.engines.preflight import WORKER
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.replica import Sent
 from trainer.engines.server import ServerFaultError
-from trainer.engines.vllm import TESTED, files_in, server_folder
+from trainer.engines.vllm import TESTED, VLLMSettings, check_vllm, files_in, server_folder
 from trainer.engines.vllm_dialect import VLLMDialect
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel, save_model
@@ -404,10 +404,18 @@ def test_the_preflight_says_what_is_missing(model: LanguageModel, tmp_path: Path
         started(model, made_environment(tmp_path / "a folder"))
     with pytest.raises(ConfigError, match=r"engine\.tensor_parallel_size 2 spreads a model over GPUs.*leave it out"):
         started(model, made_environment(tmp_path / "one"), tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"engine\.gpus '0' are for vLLM's build for GPUs, and the server"):
+        started(model, tmp_path / "one", gpus="0")
     other = made_environment(tmp_path / "other", torch="2.14.0")
     with pytest.raises(ConfigError, match=r"torch in '.*' is 2\.14\.0, and 2\.13\.0 was tested"):
         started(model, other)
     started(model, other, accept={"torch": "2.14.0"}).close()
+
+
+def test_an_environment_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made_environment(tmp_path / "venv")
+    check_vllm(VLLMSettings(venv="~/venv"))  # as a shell leaves it in engine.venv=~/venv
 
 
 def test_the_preflight_of_an_engine_in_this_process(model: LanguageModel, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ class RemoteSettings(Settings):
     def environment(self, engine: str) -> Path:
         """The folder of the virtual environment of ``engine``."""
         own = Path(sys.prefix).parent if sys.prefix != sys.base_prefix else Path()
-        return Path(self.venv) if self.venv else own / f".venv-{engine}"
+        return Path(self.venv).expanduser() if self.venv else own / f".venv-{engine}"
 
 
 def found_releases(environment: Path, names: Mapping[str, str]) -> dict[str, str]:

@@ -313,6 +313,11 @@ def _refuse(settings: VLLMSettings, config: Any, max_tokens: int, device: str) -
                 f"engine.tensor_parallel_size {settings.tensor_parallel_size} spreads a model over GPUs, and the "
                 "server runs on the CPU; leave it out"
             )
+        if settings.gpus is not None:
+            problems.append(
+                f"engine.gpus '{settings.gpus}' are for vLLM's build for GPUs, and the server runs on the CPU; leave "
+                "it out, or install that build (docs/engines.md)"
+            )
     if settings.gpus is not None and not settings.sleepers and settings.transfer == "ipc":
         problems.append(
             f"engine.transfer 'ipc' passes memory of a GPU that is shared, and engine.gpus '{settings.gpus}' gives the "
