@@ -12,7 +12,17 @@ import pytest
 import torch
 from rich.console import Console
 from tiny import tiny_model
-from transformers import GraniteConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, Qwen3MoeConfig, StableLmConfig
+from transformers import (
+    DeepseekV3Config,
+    Gemma3Config,
+    GraniteConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    Qwen3MoeConfig,
+    StableLmConfig,
+    T5Config,
+)
 from vllm_engines import made_environment
 
 from roll_envs.errors import ConfigError
@@ -27,7 +37,7 @@ from trainer.model.network import LanguageModel
 from trainer.rollout.source import side_by_side
 from trainer.run import memory_plan
 from trainer.run.counted import _storages, count, kept_for_backward
-from trainer.run.memory_plan import ALWAYS, BACKWARD, GIB, SAMPLING, STEP, MemoryPlan, make_plan
+from trainer.run.memory_plan import ALWAYS, BACKWARD, GIB, SAMPLING, STEP, MemoryPlan, make_plan, read_model_config
 from trainer.run.preflight import preflight
 from trainer.run.report import Report
 
@@ -101,16 +111,26 @@ def test_what_a_pass_keeps_is_counted_without_numbers(tokens: int) -> None:
             "does not tell its StableLmAttention where packed sequences start",
         ),
         (GraniteConfig(**SMALL, logits_scaling=8.0), r"GraniteForCausalLM has logits_scaling 8.0"),
+        (DeepseekV3Config(**SMALL, num_key_value_heads=2), "DeepseekV3Attention has queries 192 and values 128 wide"),
         (
             MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=16),
             r"window of 16, .* lower engine.max_tokens to 16",
         ),
     ],
-    ids=["layout", "head", "window"],
+    ids=["layout", "head", "widths", "window"],
 )
 def test_a_model_that_could_not_be_run_is_refused_before_it_is_loaded(model: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         count(config(), model)
+
+
+@pytest.mark.parametrize("model", [T5Config(), Gemma3Config()], ids=["t5", "gemma3"])
+def test_what_is_no_causal_language_model_of_text_is_told(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=rf"type '{model.model_type}', which is no causal language model of text alone"
+    ):
+        read_model_config(tmp_path)
 
 
 def test_a_pass_of_the_learner_keeps_what_was_counted() -> None:

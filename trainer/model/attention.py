@@ -275,7 +275,13 @@ def use_packed_attention(network: Any) -> None:
         )
 
 
-def check_call(module: torch.nn.Module, layout: Layout | None, keywords: Mapping[str, Any]) -> None:
+def check_call(
+    module: torch.nn.Module,
+    layout: Layout | None,
+    query: torch.Tensor,
+    value: torch.Tensor,
+    keywords: Mapping[str, Any],
+) -> None:
     """Raise :class:`ConfigError` for a call of attention that this one cannot answer: the model, which was called with
     a ``layout``, did not pass it on, so that sequences would mix; or asks for what is not known here."""
     name = type(module).__name__
@@ -287,6 +293,11 @@ def check_call(module: torch.nn.Module, layout: Layout | None, keywords: Mapping
     for key in ("softcap", "s_aux", "position_bias"):
         if keywords.get(key) is not None:
             raise ConfigError(f"{name} asks for {key}, which packed attention does not know; use another model")
+    if query.shape[-1] != value.shape[-1]:
+        raise ConfigError(
+            f"{name} has queries {query.shape[-1]} and values {value.shape[-1]} wide, and packed attention knows one "
+            "width for both; use another model"
+        )
     window = keywords.get("sliding_window")
     if window is not None and layout.longest > window:
         raise ConfigError(
@@ -310,9 +321,9 @@ def _attention(
     Without ``layout``, plain SDPA."""
     if layout is None:
         if attention_mask is not None and attention_mask.shape[2:] == (1, 1) and key.shape[2] > 1:
-            check_call(module, None, keywords)  # the mask is the one that stands beside a layout
+            check_call(module, None, query, value, keywords)  # the mask is the one that stands beside a layout
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **keywords)  # type: ignore[no-any-return]
-    check_call(module, layout, keywords)
+    check_call(module, layout, query, value, keywords)
     run: Callable[..., torch.Tensor] = {"sdpa": _sdpa, "flash": _flash, "flex": _flex}[layout.kind]
     if (mine := layout.token_slice) is None:
         return run(query, key, value, layout, scaling), None

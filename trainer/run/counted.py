@@ -71,7 +71,7 @@ class _NoScores(torch.autograd.Function):
 def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, layout: Any = None, **how: Any
 ) -> tuple[torch.Tensor, None]:
-    check_call(module, layout, how)
+    check_call(module, layout, query, value, how)
     return _NoScores.apply(query, key, value), None  # type: ignore[no-untyped-call]
 
 

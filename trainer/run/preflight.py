@@ -53,8 +53,8 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
         refuse_unreadable(entry.id, entry.kwargs)
     config, model = model_config(config)
     _check_positions(config, model)
-    find_engine(config.engine.name).check_model(config, model)
     plan = make_plan(config, model, free=free, threads=lambda numbers: side_by_side(config, numbers))
+    find_engine(config.engine.name).check_model(config, model)
     return Ready(config, plan, placement, plan.check() + _warnings(config))
 
 
