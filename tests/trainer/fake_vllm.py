@@ -253,6 +253,9 @@ def spoil(fault: str, answer: dict[str, Any]) -> tuple[int, Any]:
             choice["token_ids"].pop()
         case "other id":
             choice["token_ids"][0] += 1
+        case "no id" | "negative id":
+            strange = VOCABULARY if fault == "no id" else -1
+            choice["token_ids"][0] = choice["logprobs"]["content"][0]["token_id"] = strange
         case "text ids":
             choice["token_ids"] = [str(i) for i in choice["token_ids"]]
         case "no log-probs":

@@ -135,7 +135,9 @@ async def _send(request: web.Request, fault: str, answer: Any) -> web.StreamResp
         assert request.transport is not None
         request.transport.close()
         return response
-    return web.Response(body=text, content_type="application/json")
+    if fault == "stream":
+        return web.Response(body=b"data: " + text + b"\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+    return web.Response(body=text, content_type="text/html" if fault == "text" else "application/json")
 
 
 @contextlib.contextmanager

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import full_logits, tiny_model
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import LlamaConfig, Qwen2Config
+from transformers import FalconConfig, FalconForCausalLM, LlamaConfig, Qwen2Config, StableLmConfig, StableLmForCausalLM
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 
 import trainer.model.attention as attention
-from roll_envs.errors import ConfigError, RollError
+from roll_envs.errors import ConfigError
 from trainer.model.attention import NAME, Kind, Layout, choose_attention, layout_of_positions, use_packed_attention
 
 
@@ -224,9 +224,9 @@ def test_no_flash_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["sdpa", "flash", "flex"])
 def test_what_packed_attention_does_not_know_is_refused(kind: Kind) -> None:
     qkv, layout = inputs([5, 3]), Layout(kind=kind, starts=torch.tensor([0, 5, 8]).int(), longest=5)
-    with pytest.raises(RollError, match="asks for softcap"):
+    with pytest.raises(ConfigError, match="asks for softcap"):
         run(qkv, layout, softcap=50.0)
-    with pytest.raises(RollError, match=r"sequence of 5 tokens is longer than the model's sliding window of 4"):
+    with pytest.raises(ConfigError, match=r"sequence of 5 tokens is longer than the model's sliding window of 4"):
         run(qkv, layout, sliding_window=4)
 
 
@@ -239,4 +239,24 @@ def test_layers_that_mix_tokens_otherwise_are_refused() -> None:
     network = tiny_model().network
     network.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ConfigError, match=r"layers of type linear_attention; the learner packs sequences"):
+        use_packed_attention(network)
+
+
+SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def test_layers_that_do_not_say_where_sequences_start_are_refused_when_they_are_run() -> None:
+    network: Any = StableLmForCausalLM(StableLmConfig(**SMALL, num_key_value_heads=2))  # they drop ``layout``
+    use_packed_attention(network)
+    inputs = {"input_ids": torch.arange(8)[None], "position_ids": positions_of([5, 3])[None], "use_cache": False}
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    with pytest.raises(ConfigError, match=r"does not tell its StableLmAttention where packed sequences start"):
+        network.base_model(**inputs, attention_mask=mask, layout=layout_of_positions(positions_of([5, 3])))
+    plain = network.base_model(input_ids=inputs["input_ids"], use_cache=False).last_hidden_state
+    assert plain.isfinite().all()  # as it is called without packed sequences
+
+
+def test_a_model_with_attention_of_its_own_is_refused() -> None:
+    network = FalconForCausalLM(FalconConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2))
+    with pytest.raises(ConfigError, match="FalconForCausalLM takes no attention of others"):
         use_packed_attention(network)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from tiny import full_logits, reference_completion, tiny_model
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from roll_envs.errors import DeadlineExceededError, EngineError
+from roll_envs.errors import ConfigError, DeadlineExceededError, EngineError
 from roll_envs.policy import Policy
 from roll_envs.types import Completion, SamplingParams
 from trainer.engines.hf import HFEngine, choose_ids
@@ -100,6 +101,31 @@ def test_log_probs_are_those_of_the_model_at_the_temperature(engine: HFEngine, m
         logits = full_logits(model, prompt + got.ids)[len(prompt) - 1 : -1].double()
         expected = (logits / temperature).log_softmax(-1)[range(len(got.ids)), list(got.ids)]
         assert np.allclose(got.logprobs, expected.tolist(), atol=1e-5)
+
+
+@pytest.mark.parametrize("scaling", ["final_logit_softcapping", "logits_scaling"])
+def test_logits_that_a_model_changes_behind_its_head(scaling: str) -> None:
+    own = tiny_model()
+    setattr(own.network.config, scaling, 2.0)
+    if scaling == "logits_scaling":
+        with pytest.raises(ConfigError, match=r"logits_scaling 2.0, which learner and built-in engine do not apply"):
+            HFEngine(own)
+        return
+    engine = HFEngine(own, device="cpu")
+    got = engine.submit((5, 6, 7), params(1), timeout_s=FOREVER).result()
+    engine.close()
+    logits = 2 * (full_logits(own, [5, 6, 7, *got.ids])[2:-1] / 2).tanh()
+    expected = (logits / 0.7).log_softmax(-1).gather(1, torch.tensor(got.ids)[:, None])[:, 0]
+    assert got.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_heads_by_another_name_and_without_a_number_for_keys() -> None:
+    shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    network: Any = GPTNeoXForCausalLM(GPTNeoXConfig(**shape, num_attention_heads=2)).eval()
+    model = LanguageModel(network=network, tokenizer=None)
+    engine = HFEngine(model, device="cpu")
+    check_reference(model, (5, 6, 7), params(1), engine.submit((5, 6, 7), params(1), timeout_s=FOREVER).result())
+    engine.close()
 
 
 def test_the_same_seed_gives_the_same_ids_whichever_batch(engine: HFEngine) -> None:
@@ -490,6 +516,8 @@ def test_weights_that_do_not_fit_are_refused_and_those_of_before_go_on(
         ((5, -1), params(0), "token ids from -1"),
         ((5,), params(0, n=0), "max_new_tokens 0"),
         ((5,), params(0, temperature=-1.0), "temperature -1"),
+        ((5,), params(-1), "the seed is -1; allowed: null, or 0 to 2"),
+        ((5,), params(2**128), "the seed is 340282366920938463463374607431768211456"),
     ],
 )
 def test_a_request_that_does_not_fit_is_refused_and_harms_nobody(

@@ -334,6 +334,10 @@ def test_a_refusal_of_the_first_request_says_what_to_do(monkeypatch: pytest.Monk
         assert "engine.body={NAME: null}; a model without a chat template" in said
     with serve(faults=["redirect"]) as api:
         assert "307: it is at /elsewhere; check engine.url" in refused(api)
+    with serve(faults=["text"] * 3) as api:
+        assert "answered no JSON but text/html: '<html>busy</html>'" in refused(api)
+    with serve(faults=["stream"] * 3) as api:
+        assert "no JSON but text/event-stream; it streams, which it was not asked to: 'data: {" in refused(api)
     with serve(key=KEY) as api:
         assert "say in engine.api_key_env which environment variable" in refused(api)
         assert "is not set" in refused(api, api_key_env="ROLL_TEST_KEY")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_model
 
+from roll_envs.errors import ConfigError
 from trainer.model.forward import Head, head_of, linear_logprobs, positions_within
 
 Numbers = tuple[torch.Tensor, torch.Tensor]
@@ -223,8 +224,10 @@ def test_the_head_of_a_model() -> None:
     network.config.final_logit_softcapping = 30.0
     assert head_of(network).softcap == 30.0
     network.config.logit_scale = 0.0625
-    with pytest.raises(ValueError, match=r"logit_scale 0.0625, which the learner does not apply; allowed: 1"):
+    with pytest.raises(
+        ConfigError, match=r"logit_scale 0.0625, which learner and built-in engine do not apply; allowed: 1"
+    ):
         head_of(network)
     odd = SimpleNamespace(get_output_embeddings=lambda: None, config=network.config)
-    with pytest.raises(ValueError, match=r"output layer .* is NoneType; allowed: torch.nn.Linear"):
+    with pytest.raises(ConfigError, match=r"output layer .* is NoneType; allowed: torch.nn.Linear"):
         head_of(odd)

@@ -12,7 +12,17 @@ import pytest
 import torch
 from rich.console import Console
 from tiny import tiny_model
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
+from transformers import (
+    DeepseekV3Config,
+    Gemma3Config,
+    GraniteConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    Qwen3MoeConfig,
+    StableLmConfig,
+    T5Config,
+)
 from vllm_engines import made_environment
 
 from roll_envs.errors import ConfigError
@@ -27,7 +37,7 @@ from trainer.model.network import LanguageModel
 from trainer.rollout.source import side_by_side
 from trainer.run import memory_plan
 from trainer.run.counted import _storages, count, kept_for_backward
-from trainer.run.memory_plan import ALWAYS, BACKWARD, GIB, SAMPLING, STEP, MemoryPlan, make_plan
+from trainer.run.memory_plan import ALWAYS, BACKWARD, GIB, SAMPLING, STEP, MemoryPlan, make_plan, read_model_config
 from trainer.run.preflight import preflight
 from trainer.run.report import Report
 
@@ -37,6 +47,7 @@ MODEL = LlamaConfig(
     vocab_size=300, hidden_size=32, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, tie_word_embeddings=True,
 )  # fmt: skip
+SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 def config(*overrides: str) -> RunConfig:
@@ -90,6 +101,36 @@ def test_what_a_pass_keeps_is_counted_without_numbers(tokens: int) -> None:
     real = kept_for_backward(copy.deepcopy(network), tokens)
     counted = count(config(), MODEL)
     assert real == pytest.approx(counted.kept * tokens + counted.kept_once)
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        (
+            StableLmConfig(**SMALL, num_key_value_heads=2),
+            "does not tell its StableLmAttention where packed sequences start",
+        ),
+        (GraniteConfig(**SMALL, logits_scaling=8.0), r"GraniteForCausalLM has logits_scaling 8.0"),
+        (DeepseekV3Config(**SMALL, num_key_value_heads=2), "DeepseekV3Attention has queries 192 and values 128 wide"),
+        (
+            MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=16),
+            r"window of 16, .* lower engine.max_tokens to 16",
+        ),
+    ],
+    ids=["layout", "head", "widths", "window"],
+)
+def test_a_model_that_could_not_be_run_is_refused_before_it_is_loaded(model: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        count(config(), model)
+
+
+@pytest.mark.parametrize("model", [T5Config(), Gemma3Config()], ids=["t5", "gemma3"])
+def test_what_is_no_causal_language_model_of_text_is_told(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=rf"type '{model.model_type}', which is no causal language model of text alone"
+    ):
+        read_model_config(tmp_path)
 
 
 def test_a_pass_of_the_learner_keeps_what_was_counted() -> None:

@@ -73,7 +73,10 @@ def test_a_parts_settings_stand_in_its_section_with_their_defaults() -> None:
         ("engine:\n  name: tuned\n  dept: 3\n", "run.yaml:7: unknown key 'engine.dept'; did you mean 'engine.depth'?"),
         ("engine:\n  name: tuned\n  top_p: 3\n", "run.yaml:7: unknown key 'engine.top_p'; it cuts ids off"),
         ("engine: {name: tunedd, depth: 3}\n", "run.yaml:5: no engine 'tunedd'; did you mean 'tuned'?"),
-        ("engine: {name: 3, depth: 3}\n", "run.yaml:5: engine.name is 3; allowed: text"),
+        (
+            "engine: {name: 3, depth: 3}\n",
+            'run.yaml:5: engine.name is 3; allowed: text; in quotes it is text: "3" (in a shell \'"3"\')',
+        ),
     ],
 )
 def test_settings_are_as_strict_as_other_keys(text: str, expected: str) -> None:

@@ -34,7 +34,7 @@ from trainer.engines.preflight import WORKER
 from trainer.engines.remote import RemoteEngine
 from trainer.engines.replica import Sent
 from trainer.engines.server import ServerFaultError
-from trainer.engines.vllm import TESTED, files_in, server_folder
+from trainer.engines.vllm import TESTED, VLLMSettings, check_vllm, files_in, server_folder
 from trainer.engines.vllm_dialect import VLLMDialect
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel, save_model
@@ -67,8 +67,8 @@ def test_answers_versions_and_what_is_refused(engine: RemoteEngine, fake: tuple[
 
 
 FAULTS = (
-    "half", "drop", "text", "500", "503", "empty", "list", "short", "other id", "text ids", "no log-probs", "finish",
-    "stop", "foreign", "unlabelled", "spans", "abort",
+    "half", "drop", "text", "500", "503", "empty", "list", "short", "other id", "no id", "negative id", "text ids",
+    "no log-probs", "finish", "stop", "foreign", "unlabelled", "spans", "abort",
 )  # fmt: skip
 
 
@@ -404,10 +404,18 @@ def test_the_preflight_says_what_is_missing(model: LanguageModel, tmp_path: Path
         started(model, made_environment(tmp_path / "a folder"))
     with pytest.raises(ConfigError, match=r"engine\.tensor_parallel_size 2 spreads a model over GPUs.*leave it out"):
         started(model, made_environment(tmp_path / "one"), tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"engine\.gpus '0' are for vLLM's build for GPUs, and the server"):
+        started(model, tmp_path / "one", gpus="0")
     other = made_environment(tmp_path / "other", torch="2.14.0")
     with pytest.raises(ConfigError, match=r"torch in '.*' is 2\.14\.0, and 2\.13\.0 was tested"):
         started(model, other)
     started(model, other, accept={"torch": "2.14.0"}).close()
+
+
+def test_an_environment_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made_environment(tmp_path / "venv")
+    check_vllm(VLLMSettings(venv="~/venv"))  # as a shell leaves it in engine.venv=~/venv
 
 
 def test_the_preflight_of_an_engine_in_this_process(model: LanguageModel, tmp_path: Path) -> None:
@@ -543,6 +551,42 @@ def test_the_preflight_knows_the_shapes_of_models(environment: Path, tmp_path: P
     wide = {"hidden_size": 64, "heads": 2}
     configured(tmp_path, engine={"name": "vllm", "device": "cuda"})  # where any width will do
     configured(tmp_path, engine={"name": "vllm"}, model=wide)
+
+
+@pytest.mark.parametrize("temperature", [0.005, 2.5])
+def test_the_preflight_knows_at_which_temperatures_vllm_samples(tmp_path: Path, temperature: float) -> None:
+    wide = {"hidden_size": 64, "heads": 2}
+    with pytest.raises(ConfigError, match=rf"sampling.temperature is {temperature}; vLLM takes 0.01 to 2 "):
+        configured(tmp_path, engine={"name": "vllm"}, model=wide, sampling={"temperature": temperature})
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("engine.weights_folder=/no/such", "engine.weights_folder '/no/such' is no folder of this machine"),
+        ("engine.log_file=/no/such/log", "engine.log_file '/no/such/log' is in no folder"),
+        ("engine.tensor_parallel_size=2", "engine.tensor_parallel_size 2 spreads a model over GPUs"),
+        ("engine.transfer=broadcast", "engine.transfer_address '192.0.2.1' is no address of this machine"),
+        ("model.path={model}", "the model has attention heads 8 wide"),
+        ("engine.name=hf", "engine.max_tokens 1025 is more than the model's 1024"),
+    ],
+)
+def test_what_the_engine_misses_is_said_before_there_is_a_run(
+    environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, problem: str
+) -> None:
+    save_model(tiny_model(), tmp_path / "model")  # heads 8 wide
+    text = (
+        "format: 1\nname: a\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\nmodel: {hidden_size: 64, heads: 2}\n"
+        f"engine: {{name: vllm, venv: '{environment}', max_tokens: 64, transfer_address: 192.0.2.1}}\n"
+    )
+    if override == "engine.name=hf":
+        text = text.replace("hidden_size: 64, heads: 2", f"path: '{tmp_path / 'model'}'")
+        text = text[: text.index("engine:")] + "engine: {max_tokens: 1025}\n"
+    (tmp_path / "a.yaml").write_text(text)
+    given = override.format(model=tmp_path / "model")
+    assert main([str(tmp_path / "a.yaml"), given, f"output={tmp_path / 'runs'}"]) != 0
+    assert problem in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -405,6 +405,9 @@ def _sentences(found: Mapping[str, Any], place: _Places, keys: KeyTable) -> list
         allowed = SECTION_WORDS  # an entry of a list of sections
     renamed = renamed_value(path, found["input"])
     hint = f"; {found['input']!r} is called {renamed!r} now" if renamed else ""
+    if found["type"] == "string_type" and isinstance(found["input"], int | float):
+        quoted = f'"{_shown(found["input"])}"'
+        hint = f"; in quotes it is text: {quoted} (in a shell '{quoted}')"
     if key is not None and key.section:
         hint = "; leave it out or write keys below it"
     return [f"{place(path)}: {dotted(path)} is {_shown(found['input'])}; allowed: {allowed}{hint}"]

@@ -143,6 +143,10 @@ class EnginePart(Part):
         runs the model of ``config``, by whose chat template they are written."""
         return None
 
+    def check_model(self, config: RunConfig, model: Any) -> None:
+        """Raise :class:`ConfigError` where the engine cannot run a model of Hugging Face configuration ``model`` as
+        ``config`` says. Asked before a run begins, and before a weight is loaded."""
+
 
 def find_engine(name: str) -> EnginePart:
     """The engine of that name. Raises :class:`UnknownNameError` or :class:`PluginError`."""
@@ -193,6 +197,8 @@ def check_request(
             f"max_new_tokens {sampling.max_new_tokens}, temperature {sampling.temperature}: "
             "allowed are 1 or more, and 0 or more"
         )
+    if sampling.seed is not None and not 0 <= sampling.seed < 2**128:
+        raise EngineError(f"the seed is {sampling.seed}; allowed: null, or 0 to 2**128 - 1")
     if len(prompt) + sampling.max_new_tokens > max_tokens:
         raise EngineError(
             f"prompt of {len(prompt)} tokens + max_new_tokens {sampling.max_new_tokens} exceed "

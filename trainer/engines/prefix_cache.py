@@ -22,6 +22,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from trainer.model.attention import bucket_layout, use_packed_attention
+from trainer.model.forward import head_of
 
 PASS_TOKENS = 2**14
 """More new tokens than this are run in several passes, to bound the memory of one."""
@@ -42,7 +43,8 @@ class KeyValuePool(Cache):  # type: ignore[misc]
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         # Attention in bfloat16 is slow on a CPU and therefore done in float32.
         kind = torch.float32 if dtype == torch.bfloat16 and device.type == "cpu" else dtype
-        shape = (config.num_hidden_layers, places, config.num_key_value_heads, width)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        shape = (config.num_hidden_layers, places, heads, width)
         self.keys, self.values = (torch.empty(shape, dtype=kind, device=device) for _ in range(2))
         self.written = torch.empty(0, dtype=torch.long, device=device)
         """Where the T tokens of the next forward pass are written, [T]."""
@@ -86,8 +88,10 @@ class CachedNetwork:
     """
 
     def __init__(self, network: Any, slots: int) -> None:
+        """Raises :class:`ConfigError` for a model whose attention or head is not known here."""
         self.network = network
         use_packed_attention(network)
+        self._head, self._softcap = network.get_output_embeddings(), head_of(network).softcap
         weight = next(network.parameters())
         self.device = weight.device
         self.vocabulary = int(network.get_input_embeddings().num_embeddings)
@@ -296,7 +300,8 @@ class CachedNetwork:
         ).last_hidden_state[0]
         self.passes += 1
         self.tokens_computed += len(ids)
-        return self.network.lm_head(hidden.index_select(0, self._tensor(ends - 1)))  # type: ignore[no-any-return]
+        logits: torch.Tensor = self._head(hidden.index_select(0, self._tensor(ends - 1)))
+        return logits if self._softcap is None else self._softcap * (logits / self._softcap).tanh()
 
     def _tensor(self, values: Sequence[int] | np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values)).to(self.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
+import socket
 import sys
 import urllib.parse
 from collections.abc import Mapping
@@ -185,6 +186,12 @@ class RemoteSettings(Settings):
             found.append(f"engine.weights_folder '{self.weights_folder}' is no folder of this machine")
         if self.log_file and not Path(self.log_file).parent.is_dir():
             found.append(f"engine.log_file '{self.log_file}' is in no folder of this machine")
+        if getattr(self, "transfer", None) in ("broadcast", "distributed"):
+            try:
+                socket.create_server((self.transfer_address, 0)).close()
+            except OSError as error:
+                here = f"engine.transfer_address '{self.transfer_address}' is no address of this machine"
+                found.append(f"{here}: {error.strerror or error}; give the one at which the servers reach it")
         needed = self.replicas * self.tensor_parallel_size
         if self.gpus is not None and len(self.gpus.split(",")) < needed:
             found.append(f"engine.gpus '{self.gpus}' are fewer than the {needed} of all replicas")
@@ -195,7 +202,7 @@ class RemoteSettings(Settings):
     def environment(self, engine: str) -> Path:
         """The folder of the virtual environment of ``engine``."""
         own = Path(sys.prefix).parent if sys.prefix != sys.base_prefix else Path()
-        return Path(self.venv) if self.venv else own / f".venv-{engine}"
+        return Path(self.venv).expanduser() if self.venv else own / f".venv-{engine}"
 
 
 def found_releases(environment: Path, names: Mapping[str, str]) -> dict[str, str]:

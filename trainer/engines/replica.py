@@ -215,6 +215,8 @@ class Replica:
         ask, failures = self.ask if patient else self._control_ask, self._failures
         reply = await ask(self._dialect.generate, self._dialect.body(prompt, sampling), patient=patient)
         completion = self._dialect.completion(reply, sampling, sent)
+        if strange := [i for i in completion.ids if not 0 <= i < self._limits.vocabulary]:
+            raise ServerFaultError(f"an answer has the id {strange[0]}; the model has {self._limits.vocabulary} ids")
         if patient:
             self._starts = 0
             if self._unproved:

@@ -10,6 +10,7 @@ import asyncio
 import collections
 import contextlib
 import errno
+import json
 import os
 import signal
 import socket
@@ -235,7 +236,8 @@ class ServerClient:
                     moved = reply.headers.get("Location") if reply.status < 400 else None
                     told = f"it is at {moved}" if moved else await reply.text(errors="replace")
                     raise _failure(reply.status, path, reply.headers.get("Retry-After", ""), told)
-                return await (reply.json(content_type=None) if form == "json" else reply.text())
+                text = await reply.text()
+                return _from_json(text, path, reply.content_type) if form == "json" else text
         except TimeoutError as error:
             raise ServerFaultError(f"gave up waiting for {path} after {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
@@ -266,6 +268,15 @@ class ServerClient:
             if others:
                 await asyncio.wait(others, timeout=1)
         await self._http.close()
+
+
+def _from_json(text: str, path: str, kind: str) -> Any:
+    """What ``text``, of content type ``kind``, says in JSON; None where it is empty, as answers of some routes are."""
+    try:
+        return json.loads(text) if text.strip() else None
+    except ValueError:
+        streams = "; it streams, which it was not asked to" if kind == "text/event-stream" else ""
+        raise ServerFaultError(f"{path} answered no JSON but {kind}{streams}: {text[:100]!r}") from None
 
 
 def _failure(status: int, path: str, retry_after: str, told: str) -> EngineError:

@@ -95,6 +95,10 @@ class SGLangPart(EnginePart):
         if not settings.urls:
             check_sglang(settings)
 
+    def check_model(self, config: RunConfig, model: Any) -> None:
+        names = getattr(model, "architectures", None) or [""]
+        _refuse(part_settings(config.engine, self), model, names[0], config.engine.max_tokens)
+
 
 # -- the server --------------------------------------------------------------------------------------------------------
 
@@ -173,6 +177,21 @@ def _own_server(
     )
 
 
+def _refuse(settings: SGLangSettings, config: Any, architecture: str, max_tokens: int) -> None:
+    """Raise :class:`ConfigError` for what stands in the way of a server for a model of ``config``; ``architecture`` is
+    "" where it is not known yet."""
+    problems = settings.problems(config, max_tokens)
+    if settings.weights_folder and settings.transfer != "disk":
+        problems.append(f"engine.weights_folder is for engine.transfer disk; it is {settings.transfer}")
+    if settings.quantization is not None and architecture and architecture not in QUANTIZED:
+        problems.append(
+            f"engine.quantization {settings.quantization!r}: SGLang quantises new weights of {' and '.join(QUANTIZED)} "
+            f"only, and the model is a {architecture}; set it to null, or take engine.name vllm"
+        )
+    if problems:
+        raise ConfigError("engine 'sglang': " + "; ".join(problems))
+
+
 def _make(model: LanguageModel | Path, settings: SGLangSettings, *, max_tokens: int, device: str) -> Engine:
     check_client("sglang")
     from trainer.engines.remote import RemoteEngine
@@ -187,17 +206,8 @@ def _make(model: LanguageModel | Path, settings: SGLangSettings, *, max_tokens: 
         settings = settings.model_copy(update={"colocated": ours and settings.gpus is None})
     loaded = load_model(model) if isinstance(model, Path) else model
     config: Any = copy.deepcopy(loaded.network.config)
-    problems = settings.problems(config, max_tokens)
-    if settings.weights_folder and settings.transfer != "disk":
-        problems.append(f"engine.weights_folder is for engine.transfer disk; it is {settings.transfer}")
     architecture = type(loaded.network).__name__
-    if settings.quantization is not None and architecture not in QUANTIZED:
-        problems.append(
-            f"engine.quantization {settings.quantization!r}: SGLang quantises new weights of {' and '.join(QUANTIZED)} "
-            f"only, and the model is a {architecture}; set it to null, or take engine.name vllm"
-        )
-    if problems:
-        raise ConfigError("engine 'sglang': " + "; ".join(problems))
+    _refuse(settings, config, architecture, max_tokens)
     config.architectures = [architecture]
     config.eos_token_id = None  # only the ids of a request end an answer
     first: dict[int, str] = {}

@@ -41,6 +41,8 @@ GPU_BUILD = {"vllm": "0.32.0"}
 """The same release for GPUs; whoever installs it chooses the torch that fits the driver."""
 HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """What vLLM's attention on a CPU takes; any other width kills its engine at the first request."""
+TEMPERATURES = (0.01, 2.0)
+"""Within which vLLM samples as it is told, beside 0."""
 _OF_SERVERS = (
     *("url", "replicas", "port", "venv", "threads", "log_file"),
     *("transfer", "weights_folder", "gpus", "cpus", "tensor_parallel_size"),
@@ -155,6 +157,13 @@ class VLLMPart(EnginePart):
                 f"learner.backend '{config.learner.backend}' and vLLM both have process groups, and engine.in_process "
                 "puts them into one process; use learner.backend torch, or leave engine.in_process out"
             )
+        least, most = TEMPERATURES
+        if not least <= config.sampling.temperature <= most:
+            problems.append(
+                f"sampling.temperature is {config.sampling.temperature:g}; vLLM takes {least:g} to {most:g} (it "
+                f"samples at {least:g} where less is asked for, and refuses more): choose one between, or take "
+                "engine.name hf"
+            )
         if model.path is None and settings.url is None and not settings.on_gpu(config.engine.device):
             problems += _width_problem(model.width_of_heads)
         return problems
@@ -165,6 +174,9 @@ class VLLMPart(EnginePart):
         addresses(settings)
         if not settings.urls:
             check_vllm(settings, config.engine.device)
+
+    def check_model(self, config: RunConfig, model: Any) -> None:
+        _refuse(part_settings(config.engine, self), model, config.engine.max_tokens, config.engine.device)
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -288,10 +300,12 @@ def _own_server(config: Any, settings: VLLMSettings, url: str, max_tokens: int, 
     )
 
 
-def _problems(settings: VLLMSettings, config: Any, max_tokens: int, *, gpu: bool) -> list[str]:
-    """What stands in the way of a server for a model of ``config``."""
+def _refuse(settings: VLLMSettings, config: Any, max_tokens: int, device: str) -> None:
+    """Raise :class:`ConfigError` for what stands in the way of a server for a model of ``config``."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    problems = settings.problems(config, max_tokens)
+    problems = settings.in_process_problems()
+    gpu, settings = settings.on_gpu(device), settings.resolved(device)
+    problems += settings.problems(config, max_tokens)
     if settings.url is None and not gpu:
         problems += _width_problem(width)
         if settings.tensor_parallel_size > 1:
@@ -299,12 +313,18 @@ def _problems(settings: VLLMSettings, config: Any, max_tokens: int, *, gpu: bool
                 f"engine.tensor_parallel_size {settings.tensor_parallel_size} spreads a model over GPUs, and the "
                 "server runs on the CPU; leave it out"
             )
+        if settings.gpus is not None:
+            problems.append(
+                f"engine.gpus '{settings.gpus}' are for vLLM's build for GPUs, and the server runs on the CPU; leave "
+                "it out, or install that build (docs/engines.md)"
+            )
     if settings.gpus is not None and not settings.sleepers and settings.transfer == "ipc":
         problems.append(
             f"engine.transfer 'ipc' passes memory of a GPU that is shared, and engine.gpus '{settings.gpus}' gives the "
             "server others; choose broadcast"
         )
-    return problems
+    if problems:
+        raise ConfigError("engine 'vllm': " + "; ".join(problems))
 
 
 def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: int, device: str) -> Engine:
@@ -318,12 +338,10 @@ def _make(model: LanguageModel | Path, settings: VLLMSettings, *, max_tokens: in
     urls, ours, gpu = addresses(settings), not settings.urls, settings.on_gpu(device)
     if ours:
         check_vllm(settings, device)
-    problems = settings.in_process_problems()
-    settings = settings.resolved(device)
     loaded = load_model(model) if isinstance(model, Path) else model
     config: Any = copy.deepcopy(loaded.network.config)
-    if problems := problems + _problems(settings, config, max_tokens, gpu=gpu):
-        raise ConfigError("engine 'vllm': " + "; ".join(problems))
+    _refuse(settings, config, max_tokens, device)
+    settings = settings.resolved(device)
     config.architectures = [type(loaded.network).__name__]
     servers = [
         _own_server(config, settings, url, max_tokens, gpu=gpu, number=number) if ours else Server(url)

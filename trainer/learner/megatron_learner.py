@@ -177,10 +177,7 @@ class MegatronLearner:
         self._objective = make_objective(loss, correction)
         self._ranks = ranks or Ranks()
         parts = parts_of(model.network.config)
-        try:
-            head = head_of(model.network)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        head = head_of(model.network)
         if head.bias is not None or head.softcap is not None:
             raise ConfigError("learner.backend 'megatron' does not know heads with a bias or a soft cap")
         self._grid = Grid(self._settings, self._ranks, choose_device(device))

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from roll_envs.errors import ConfigError
 from roll_envs.types import Metrics
 from trainer.algorithms.losses.objective import Objective, policy_loss
 from trainer.data.batches import Batch, Denominators
@@ -39,10 +38,7 @@ class ScoreModule(torch.nn.Module):
         together. Raises :class:`ConfigError` when it has no head that is known, or no layers that could be compiled."""
         super().__init__()
         use_packed_attention(network)
-        try:
-            head_of(network)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        head_of(network)
         self.network, self._temperature, self._logits_mib = network, temperature, settings.logits_mib
         self._attention = choose_attention(settings.attention, device, dtype)
         self._context = context

@@ -15,7 +15,7 @@ P that are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature
@@ -28,7 +28,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from roll_envs.errors import ConfigError, RollError
+from roll_envs.errors import ConfigError
 from trainer.model.context import TokenSlice
 
 NAME = "packed"
@@ -252,7 +252,8 @@ def choose_attention(name: str, device: torch.device, dtype: torch.dtype) -> Kin
 def use_packed_attention(network: Any) -> None:
     """Make the model's layers call this attention.
 
-    Raises :class:`ConfigError` for models whose layers mix tokens in other ways, so that packed sequences would mix.
+    Raises :class:`ConfigError` for models whose layers mix tokens in other ways, so that packed sequences would mix. A
+    model that does not pass ``layout`` on is found when it is run, by :func:`check_call`.
     """
     kinds = set(getattr(network.config, "layer_types", None) or ["full_attention"])
     strange = sorted(kinds - {"full_attention", "sliding_attention"})
@@ -266,6 +267,42 @@ def use_packed_attention(network: Any) -> None:
     except ValueError as error:
         raise ConfigError(f"{type(network).__name__} takes no attention of others ({error}); use another model") from (
             error
+        )
+    if network.config._attn_implementation != NAME:  # transformers only logs that it left it as it was
+        raise ConfigError(
+            f"{type(network).__name__} takes no attention of others, so that packed sequences would mix; use another "
+            "model"
+        )
+
+
+def check_call(
+    module: torch.nn.Module,
+    layout: Layout | None,
+    query: torch.Tensor,
+    value: torch.Tensor,
+    keywords: Mapping[str, Any],
+) -> None:
+    """Raise :class:`ConfigError` for a call of attention that this one cannot answer: the model, which was called with
+    a ``layout``, did not pass it on, so that sequences would mix; or asks for what is not known here."""
+    name = type(module).__name__
+    if layout is None:
+        raise ConfigError(
+            f"the model does not tell its {name} where packed sequences start (its layers drop the keyword 'layout'), "
+            "so that these would mix; use another model"
+        )
+    for key in ("softcap", "s_aux", "position_bias"):
+        if keywords.get(key) is not None:
+            raise ConfigError(f"{name} asks for {key}, which packed attention does not know; use another model")
+    if query.shape[-1] != value.shape[-1]:
+        raise ConfigError(
+            f"{name} has queries {query.shape[-1]} and values {value.shape[-1]} wide, and packed attention knows one "
+            "width for both; use another model"
+        )
+    window = keywords.get("sliding_window")
+    if window is not None and layout.longest > window:
+        raise ConfigError(
+            f"a sequence of {layout.longest} tokens is longer than the model's sliding window of {window}, which "
+            f"packed attention does not cut; lower engine.max_tokens to {window}, or use another model"
         )
 
 
@@ -283,16 +320,10 @@ def _attention(
     """What transformers calls: [1, H, N, E] in, [1, N, H, E] out, of the slice of this rank where ``layout`` has one.
     Without ``layout``, plain SDPA."""
     if layout is None:
+        if attention_mask is not None and attention_mask.shape[2:] == (1, 1) and key.shape[2] > 1:
+            check_call(module, None, query, value, keywords)  # the mask is the one that stands beside a layout
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **keywords)  # type: ignore[no-any-return]
-    for name in ("softcap", "s_aux", "position_bias"):
-        if keywords.get(name) is not None:
-            raise RollError(f"{type(module).__name__} asks for {name}, which packed attention does not know")
-    window = keywords.get("sliding_window")
-    if window is not None and layout.longest > window:
-        raise RollError(
-            f"a sequence of {layout.longest} tokens is longer than the model's sliding window of {window}, which "
-            "packed attention does not cut; shorten the episodes (engine.max_tokens) or use another model"
-        )
+    check_call(module, layout, query, value, keywords)
     run: Callable[..., torch.Tensor] = {"sdpa": _sdpa, "flash": _flash, "flex": _flex}[layout.kind]
     if (mine := layout.token_slice) is None:
         return run(query, key, value, layout, scaling), None

@@ -44,12 +44,12 @@ class Head(NamedTuple):
 def head_of(network: Any) -> Head:
     """The head of a Hugging Face causal language model; tied to the embedding or not.
 
-    Raises:
-        ValueError: The head is not linear, or the model scales its logits in a way that is not known here.
+    Raises :class:`ConfigError` where the head is not linear, or the model scales its logits in a way that is not known
+    here.
     """
     layer = network.get_output_embeddings()
     if not isinstance(layer, torch.nn.Linear):
-        raise ValueError(
+        raise ConfigError(
             f"the output layer of {type(network).__name__} is {type(layer).__name__}; allowed: torch.nn.Linear. "
             "Use a model whose logits are one product with the head's weights"
         )
@@ -57,9 +57,9 @@ def head_of(network: Any) -> Head:
     for key in ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier_scale"):
         value = getattr(config, key, None)
         if value is not None and value != 1:
-            raise ValueError(
-                f"{type(network).__name__} has {key} {value}, which the learner does not apply; allowed: 1. "
-                "Fold it into the head's weights, or use another model"
+            raise ConfigError(
+                f"{type(network).__name__} has {key} {value}, which learner and built-in engine do not apply; allowed: "
+                "1. Fold it into the head's weights, or use another model"
             )
     return Head(layer.weight, layer.bias, getattr(config, "final_logit_softcapping", None))
 

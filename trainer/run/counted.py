@@ -17,6 +17,8 @@ from trainer.config import RunConfig
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.gradients import DTYPES, MasterWeights, cast_weights
 from trainer.learner.optimizers import make_optimizers, trained_weights
+from trainer.model.attention import Layout, check_call, use_packed_attention
+from trainer.model.forward import head_of
 
 _COUNTED_TOKENS = 16
 """Tokens of the pass on "meta"; what it keeps is proportional to them."""
@@ -67,8 +69,9 @@ class _NoScores(torch.autograd.Function):
 
 
 def _attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **_: Any
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, layout: Any = None, **how: Any
 ) -> tuple[torch.Tensor, None]:
+    check_call(module, layout, query, value, how)
     return _NoScores.apply(query, key, value), None  # type: ignore[no-untyped-call]
 
 
@@ -80,8 +83,9 @@ def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     return {s._cdata: s.nbytes() for s in (tensor.untyped_storage() for tensor in tensors)}
 
 
-def kept_for_backward(network: Any, tokens: int) -> float:
-    """Bytes that a forward pass of ``network``'s body over ``tokens`` ids keeps, weights left out."""
+def kept_for_backward(network: Any, tokens: int, longest: int = 0) -> float:
+    """Bytes that a forward pass of ``network``'s body over ``tokens`` ids keeps, weights left out. Raises
+    :class:`ConfigError` for a model whose attention the learner could not run, with sequences of ``longest`` tokens."""
     network.set_attn_implementation("counted")
     device = next(network.parameters()).device
     kept: list[torch.Tensor] = []
@@ -96,6 +100,7 @@ def kept_for_backward(network: Any, tokens: int) -> float:
             input_ids=ids,
             position_ids=ids,
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
+            layout=Layout(kind="sdpa", starts=ids, longest=longest),
             use_cache=False,
         ).last_hidden_state
     own = _storages(network.parameters())
@@ -103,11 +108,14 @@ def kept_for_backward(network: Any, tokens: int) -> float:
 
 
 def count(config: RunConfig, model: Any) -> Counted:
-    """Count a model of Hugging Face configuration ``model`` as the learner of ``config`` will hold it."""
+    """Count a model of Hugging Face configuration ``model`` as the learner of ``config`` will hold it. Raises
+    :class:`ConfigError` for one that learner and built-in engine cannot run: no weight is loaded yet."""
     settings = config.learner
     dtype = DTYPES[getattr(settings, "precision", "float32")]
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(model)
+    use_packed_attention(plain)
+    head_of(plain)
     plain = cast_weights(plain.eval(), dtype)
     network, rank = plain, int(getattr(settings, "lora_rank", 0))
     if rank:
@@ -126,8 +134,9 @@ def count(config: RunConfig, model: Any) -> Counted:
     # On "meta" torch multiplies matrices of experts in bfloat16 alone, in which all that is kept is half as large.
     halved = bool(experts) and dtype is torch.float32
     seen = copy.deepcopy(network).to(torch.bfloat16) if halved else network
-    few, many = ((1 + halved) * kept_for_backward(seen, n * _COUNTED_TOKENS) for n in (1, 2))
+    few, many = ((1 + halved) * kept_for_backward(seen, n * _COUNTED_TOKENS, config.engine.max_tokens) for n in (1, 2))
     width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head = plain.get_output_embeddings().weight
     outside = {id(p): p for p in (head, plain.get_input_embeddings().weight)}
     return Counted(
@@ -146,5 +155,5 @@ def count(config: RunConfig, model: Any) -> Counted:
         layers=model.num_hidden_layers,
         vocabulary=head.shape[0],
         inner=getattr(model, "intermediate_size", 4 * model.hidden_size),
-        key_values=2 * model.num_hidden_layers * model.num_key_value_heads * width,
+        key_values=2 * model.num_hidden_layers * heads * width,
     )

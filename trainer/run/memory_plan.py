@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from roll_envs.errors import ConfigError
 from trainer.cluster.roles import role_section
@@ -447,8 +447,15 @@ def _phase_plan(
 
 
 def read_model_config(folder: Path) -> Any:
-    """The Hugging Face configuration of the model in ``folder``. Raises :class:`ConfigError`."""
+    """The Hugging Face configuration of the model in ``folder``. Raises :class:`ConfigError` where it cannot be read,
+    or is of no causal language model of text alone."""
     try:
-        return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        found: Any = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # files of others, read by a library that raises many kinds of errors
         raise ConfigError(f"model.path: cannot read '{folder}/config.json' ({error})") from error
+    if type(found) not in MODEL_FOR_CAUSAL_LM_MAPPING or found.get_text_config() is not found:
+        raise ConfigError(
+            f"model.path: '{folder}' has a model of type {found.model_type!r}, which is no causal language model of "
+            "text alone that transformers knows; use another model, or the text part of this one"
+        )
+    return found

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 from roll_envs import env_registry as registry
 from roll_envs.datasets.audit import refuse_unreadable
+from roll_envs.errors import ConfigError
 from trainer.cluster import check_manager
 from trainer.cluster.learner_ranks import check_ranks
 from trainer.cluster.roles import check_role_backends
 from trainer.cluster.seats import Placement, place, this_machine
 from trainer.config import RunConfig
 from trainer.config.parts import BACKENDS, ENGINES, part_settings
+from trainer.engines import find_engine
 from trainer.engines.judges import check_judges
 from trainer.model.hub import find_model
 from trainer.model.network import build_tokenizer, load_tokenizer, small_config, words_of
@@ -37,7 +39,7 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
 
     Raises :class:`ConfigError` for a data set whose references cannot be graded, a model that is not there or has no
     chat template, a judge that nobody serves, a cluster that does not answer, a placement that cannot be met, and for a
-    run that cannot fit; and what engine and learner backend miss on this machine.
+    run that cannot fit; what engine and learner backend miss on this machine, and why they cannot run this model.
     """
     check_manager(config.rollout)
     placement = place(config, this_machine())
@@ -50,8 +52,22 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     for entry in config.environments:
         refuse_unreadable(entry.id, entry.kwargs)
     config, model = model_config(config)
+    _check_positions(config, model)
     plan = make_plan(config, model, free=free, threads=lambda numbers: side_by_side(config, numbers))
+    find_engine(config.engine.name).check_model(config, model)
     return Ready(config, plan, placement, plan.check() + _warnings(config))
+
+
+def _check_positions(config: RunConfig, model: Any) -> None:
+    """Raise :class:`ConfigError` for requests that may be longer than the model; one with scaled rotary positions takes
+    longer ones than its configuration says."""
+    longest = getattr(model, "max_position_embeddings", None)
+    scaled = "'factor'" in str(getattr(model, "rope_parameters", None))
+    if longest is not None and not scaled and config.engine.counts_tokens and config.engine.max_tokens > longest:
+        raise ConfigError(
+            f"engine.max_tokens {config.engine.max_tokens} is more than the model's {longest}; it has no position for "
+            f"the last tokens: lower engine.max_tokens to {longest}"
+        )
 
 
 def _warnings(config: RunConfig) -> list[str]:
