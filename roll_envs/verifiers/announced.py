@@ -36,7 +36,7 @@ _ANNOUNCES = {
         r"|(?:answer|choice|option|finish)[(=\[](?:\w{1,20}=)?(?=[\"']?[A-J]\b)"
         r"|{FOREIGN}\s*)"
     ),
-    "hashes": r"(?m)^#### *|(?<=\S )#### ?(?=[-$\d])",
+    "heading": r"(?m)^#### *|(?<=\S )#### ?(?=[-$\d])|^\W{0,4}(?i:(?:the )?(?:final )?answer\W{0,3}$|result\W{0,3}:)",
     "supposed": (r"(?i)\b(?:if|whether|suppose|supposing|assume|assuming|unless|check|verify)\s+(?:\w+\s+){0,2}$"),
     "if": r"(?i)\bif\b[^.\n]*$",
 }
@@ -64,7 +64,7 @@ def announced(text: str) -> list[Announced]:
     announces nothing.
     """
     found = []
-    for match in [*_SAYS["answer"].finditer(text), *_SAYS["hashes"].finditer(text)]:
+    for match in [*_SAYS["answer"].finditer(text), *_SAYS["heading"].finditer(text)]:
         # A box is read by `boxed`; one that got here never closes.
         if match.group().endswith("boxed") or text[match.start() - 1 : match.start()] in _NOT_CHOSEN:
             continue

@@ -108,20 +108,22 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
 
 
 def _pointed(text: str, letters: str, options: Sequence[str]) -> str:
-    """A text with ``→ (B)`` for the last words in bold, where they are the choice B at the end of a clause that settles
-    on it and the only ones of their line."""
-    bold = next(reversed([*_BOLD.finditer(text)]), None)
-    if bold is None:
-        return text
-    start, end = bold.span()
-    before, after = text[:start].rpartition("\n")[2], text[end:].partition("\n")[0]
-    found = _committed(bold[1], letters, options) or restated(bold[1], letters, options, bold=True)
-    clause = SAYS["clause"].split(before)[-1] + SAYS["clause"].split(after)[0]
-    alone = re.search(r"[^\W\d_]", before) and "**" not in before + after
-    if len(found) != 1 or not alone or not _settled(clause):
-        return text
-    comma = "," if re.match(r" ?\w", after) else ""
-    return f"{text[:start]}→ ({min(found)}){comma}{text[end:]}"
+    """A text with ``→ (B)`` for the words in bold that are the choice B: those of the one line that is bold as a whole,
+    else the last ones, where no others are in their line and they end a clause that settles on them."""
+    every = [*_BOLD.finditer(text)]
+    lines = [
+        bold for bold in every if text[: bold.start()].rpartition("\n")[2] + text[bold.end() :].partition("\n")[0] == ""
+    ]
+    for bold in lines if len(lines) == 1 else every[-1:]:
+        start, end = bold.span()
+        before, after = text[:start].rpartition("\n")[2], text[end:].partition("\n")[0]
+        found = _committed(bold[1], letters, options) or restated(bold[1], letters, options, bold=True)
+        clause = SAYS["clause"].split(before)[-1] + SAYS["clause"].split(after)[0]
+        alone = lines == [bold] or (re.search(r"[^\W\d_]", before) and "**" not in before + after)
+        if len(found) == 1 and alone and _settled(clause):
+            comma = "," if re.match(r" ?\w", after) else ""
+            return f"{text[:start]}→ ({min(found)}){comma}{text[end:]}"
+    return text
 
 
 def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:

@@ -60,7 +60,8 @@ _WORDS = {
         (?:at|i)_first was_going used_to wanting instinct
         (?:teacher|book|friend|textbook|professor)s?_(?:say|said|says|claim\w*|think\w*|thought|mark\w*|list\w*|wrote|told)
         you_(?:chose|picked|answered|selected) trap textbook distractor majority
-        first_(?:thought|guess|idea|instinct) common_(?:answer|choice|mistake|error|misconception) tempt\w+ often
+        first_(?:thought|guess|idea|instinct) almost_(?:chose|picked|said|went)
+        common_(?:answer|choice|mistake|error|misconception) tempt\w+ often
         (?:many|some|people|others|students)_(?:\w+_)?(?:think|say|choose|pick|answer|believe|would|might|may|assume|guess)
         (?<!\bi_)(?<!\bwe_)would_(?:choose|pick|say|answer) would_(?:\w+_)?(?:lead|give|yield|point|result|imply)
         (?:\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)""",
@@ -90,7 +91,7 @@ _PARTS = {
         r"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/،؛]|$|- | -|(?:→ )?(?i:{FOLLOWING})\b"
         r"|(?:选项|選項|项|項)(?![错不误誤])|比较|更|最|です|である|だ|[とに]な|と思|吧|예요|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
         r"(?!\W{0,3}(?:(?:(?:which )?(?:is|was) )?(?:incorrect|wrong|false)|is not|isn['’]t|falsch|неверн\w+|faux"
-        r"|(?:ف?غير|خطأ))\b|\W{0,2}[:.)|?] no\b)"
+        r"|(?:ف?غير|خطأ))\b|\W{0,2}[:.)|?] (?i:no)\b)"
     ),
     "YES": (
         r"(?:[✓✔✅]|(?i:(?:(?:this|it) is )?(?:just )?(?:yes|true|right|accept(?:ed)?|keep|ok(?:ay)?|richtig|vrai"
@@ -157,8 +158,8 @@ _SAYINGS = {
     "subject": (
         r"(?i)^\W*\|(?:is|(?:would|must|should) be)"
         r"|(?:^\W*|\b(?:think|guess|believe|say|so|confirm\w*,)) ?\|(?:it|that)['’]s|"
-        r"\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one|"
-        r"{ASKED}\b)|[(\[]"
+        r"\b(?:(?:it|this|that|which|what)(?: \w+)? ?\||(?:right|correct|false|true|best|only) one"
+        r"|(?:most|least) [a-z]+ \||{ASKED}\b)|[(\[]"
     ),
     "mentioned": (
         r"(?:^|[.,:;!?—–→∴>«-] ?|\b(?i:{BEFORE}) )(?:(?i:{NAMED}))({GROUP})(?=\W*$| ?[^\w ]|"
@@ -178,7 +179,7 @@ _SAYINGS = {
     ),
     # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
     "supposed": (
-        r"(?i)\b(?:if(?! i had)|whether|suppose|assum(?:e[sd]?|ing)|consider"
+        r"(?i)\b(?:if(?! i had)|whether|suppose|assum(?:e[sd]?|ing)|consider|which of"
         r"|unless|otherwise|(?<!s )why(?! the (?:\w+ )?answer))\b|无法|是否"
     ),
     "unsure": r"(?i)(?:\b|(?=n['’]t)){DOUBT}\b",

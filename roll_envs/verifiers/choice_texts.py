@@ -11,6 +11,8 @@ from roll_envs.verifiers.extract import plain
 _JUDGES = re.compile(r"[a-zà-ÿа-я]{1,2}|yes|not|and|the|are|was|has|true|false|right|wrong|maybe|none|both|one|all")
 # Those in bold, which `lettered` reads in quotes.
 BOLD = re.compile(rf"\*\*((?:{_JUDGES.pattern})[.,]?)\*\*")
+# "Statement 1 is true and statement 2 is false" is the option "True, False".
+_BOTH = re.compile(r"(?i)\bstatement \w+ is (\w+)(?:,|;)?(?: (?:and|but|while))? statement \w+ is (\w+)")
 _EDGE = "A-Za-zÀ-ʯͰ-ӿ0-9/"
 _SMALL_WORDS = frozenset(
     "th s a an of to in on at by for with it is i ar was wer they h sh you w thi that becaus du so must b been".split()
@@ -48,7 +50,7 @@ def lettered(answer: str, letters: str, options: Sequence[str]) -> str:
 
     Short texts, and those that may judge other options ("True"), are replaced in quotes, first and last only.
     """
-    answer = _typed(answer)
+    answer = _BOTH.sub(r"\1, \2", _typed(answer))
     texts = [
         (_ARTICLE.sub("", _typed(plain(text)).strip(' $."%')), letter)
         for letter, text in zip(letters, options, strict=False)

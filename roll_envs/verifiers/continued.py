@@ -26,7 +26,7 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"|Related (?:questions|problems)\b|adsbygoogle|Solution [2-9]\b|以下|下列)",
         r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem)>",  # of a list of objects
         r"\n\s{0,8}\\(?:begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)|(?:sub)*section\*?\{|textbf\{Remark)",
-        r"(?<=[.!?>] )(?:Question|Problem|Exercise|Q): ",
+        r"(?<=[.!?>] )(?:Question|Problem|Exercise|Q|Read also|See also): ",
         r"\[/?INST\]|</s>|<\|(?:im_end|im_start|eot_id|endoftext|end|user)\|>",  # another turn
         r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
         r"\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
@@ -38,7 +38,7 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
     "loop": r"(?s)(?<!\S)(\S.{5,300}?(?:[.!?](?=\s)|\n))(?:\s*\1)+\s*(.{0,300})\Z",
     # The first of numbered problems that is not number one: the reply was the solution of the one before.
     "numbered": (
-        r"(?:\A|\n)[#*_\s]{0,12}(?:Example|Problem|Exercise|Question|Q)?\s?(?P<open>\()?(?P<number>\d{1,3}|(?(open)[a-h]))[.):]\**\s"
+        r"(?:\A|\n)[#*_\s]{0,12}(?P<word>Example|Ex\.?|Problem|Exercise|Question|Q)?\s?(?P<open>\()?(?P<number>\d{1,3}|(?(open)[a-h]))[.):]\**\s"
         r"(?P<task>(?i:{TASK})\b|[^\n]*\?|[^\n]*\n\(?[Aa][.):] )?"
     ),
     "short answer": (
@@ -81,7 +81,7 @@ def _numbered(text: str) -> int:
         if label["number"] in ("0", "1", "a"):
             break
         if label.start() > 0:
-            high = label["number"].isdigit() and int(label["number"]) >= 5
+            high = label["word"] or (label["number"].isdigit() and int(label["number"]) >= 5)
             return label.start() if high or label["task"] or len(text[: label.start()].split()) <= 3 else -1
     return -1
 

@@ -16,6 +16,7 @@ _STUCK = re.compile(r"(?<=[\d$)}])\.(?=[A-Z][a-z ])")
 _PROSE = re.compile(rf"(?<![\\A-Za-z{{])[A-Za-z]{{2,}}(?![A-Za-z}}])|\bi\.e|{OTHER_SCRIPT.pattern}")
 # A last line that only checks what stands before it: "3 · 4 = 12 ✓".
 _CHECKED = re.compile(r"(?<=\S)\s*\n[^A-Za-z\n]{1,80}=[^A-Za-z\n]{1,80}[✓✔]$")
+_CALCULATOR = re.compile(r"<<[^<>\n]{1,100}>>")  # GSM8K's notes
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|square|qed)\b\$?")
 _STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)"
 _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
@@ -69,7 +70,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
 
 
 def _written(text: str) -> str:
-    text = _STUCK.sub(". ", _CHECKED.sub("", reply(text).rstrip()))
+    text = _STUCK.sub(". ", _CHECKED.sub("", _CALCULATOR.sub("", reply(text)).rstrip()))
     return _LINES.sub("\n", _WHITESPACE.sub(" ", EMOJI.sub(" ", text.replace("’", "'"))))
 
 

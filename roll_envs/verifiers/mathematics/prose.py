@@ -95,7 +95,8 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
     ),
     "subordinate": (  # what begins a clause that only explains, restricts or restates
         r",?\s\(?(?:because|since|when|who|where|which|while|whereas|although|though|if|including|instead|rather"
-        r"|provided|valid|assuming|taking|attained|reached|occurs|works|fits|compared|car|porque|weil)\b",
+        r"|provided|valid|assuming|taking|attained|reached|occurs|works|fits|compared|car|porque|weil|mentre|mientras"
+        r"|tandis que|während)\b",
         r",?\safter (?:it|he|she|they|we|\S+ (?:\w+ )?(?:is|are|was|were))\b",
         r",\s(?:as|also (?:written|known)|or (?:as|about|exactly)|namely|of wh|an average of|from|up|down|followed"
         r"|ahead|beating|exceeding|saving|with|well|excluding|(?:and\s)?(?:indeed|for (?:example|instance)))\b",
@@ -200,9 +201,9 @@ _FUNCTIONS = re.compile(
     r"\\[A-Za-z]+|(?<![A-Za-z])(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)|log|ln|exp|sqrt|lim|lcm|gcd|max|min|mod|d[xyt]|pi)"
     r"(?![A-Za-z])"
 )
-_NUMERAL = re.compile(r"[-+−±~≈$€£¥₹(\[{]*(?:\.?\d|[½¼¾])")
+_NUMERAL = re.compile(r"[-+−±~≈$€£¥₹(\[{]*(?:\.?\d|[¼-¾⅐-⅞])")
 _OPERATOR = "=+*/^<>≤≥≠≈∩∪∈×·÷−-±"
-_OPERAND = re.compile(rf"[\d½¼¾∞∅ℝπ]|{SIGN}|[A-Za-z)\]₀-₉]\s?[=+*/^<>≤≥≠≈∩∪×·÷−²³]")
+_OPERAND = re.compile(rf"[\d¼-¾⅐-⅞∞∅ℝπ]|{SIGN}|[A-Za-z)\]₀-₉]\s?[=+*/^<>≤≥≠≈∩∪×·÷−²³]")
 _NEXT_WORD = re.compile(r"\s?(/|°?[^\W\d_]+|[€$£%])")
 _UNIT_WORDS = frozenset("am pm percent % hundred thousand million billion trillion dozen per /".split())
 
@@ -243,7 +244,7 @@ def _is_mathematics(token: str, before: str, after: str) -> bool:
     if _NUMERAL.match(bare) or token == "Rs.":
         return True
     rest = _FUNCTIONS.sub("", bare)
-    if re.search(r"[^\W\d_](?:\.[^\W\d_]|')|[^\W\d_A-Za-z\u0370-\u03ffℝ²³¹⁰-₉½¼¾]", rest):
+    if re.search(r"[^\W\d_](?:\.[^\W\d_]|')|[^\W\d_A-Za-z\u0370-\u03ffℝ²³¹⁰-₉¼-¾⅐-⅞]", rest):
         return False
     if re.fullmatch(r"[a-z]{2,3}", rest) and before[-1:] in tuple(_OPERATOR) and after[:1] in tuple(_OPERATOR):
         return True  # "= ab + ..."

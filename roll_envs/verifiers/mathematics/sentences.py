@@ -20,6 +20,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
     "aside": (  # is left out by itself
         r"(?:note|remark|where|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|recall)\b",
         r"(?:would you|have a (?:great|nice|good)|good luck|if you(?:'d| want| have))\b",
+        r".{0,120}\(not (?:asked|needed|required)",
         r"[*_]?\((?:[A-Za-z]{2}|[^()]*[A-Za-z]{2}[^()]*\)$)",
         r".{0,300}\bbut the (?:question|problem) (?:only |just )?(?:is|was|asks|wants)\b",
         r".{0,300}\bbut (?:they|we|you)(?:'re| are| were)? (?:only |just )?(?:ask|want)",
@@ -53,7 +54,8 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
     ),
     "converts": (  # is left out behind a value that it does not round
-        r"(?:if\b[^,]{1,60}, )?(?:that|this|it)(?:'s| is| would be) (?:about|roughly|approximately|around)\b(?!.*=)",
+        r"(?:if\b[^,]{1,60}, |(?:as a|in) decimals?,? )?(?:that|this|it)"
+        r"(?:'s| is| would be) (?:about|roughly|approximately|around)\b(?!.*=)",
     ),
     "behind": (  # the same behind a conclusion only
         r"(?:working|steps|references?\b|on average\b|(?:that|this)(?:'s| is) an average\b)",
@@ -87,6 +89,7 @@ _PHRASES: dict[str, tuple[str, ...]] = {
         r"\b(?:rather not|won't|not going to|not (?:allowed|appropriate) to) (?:\w+ ){0,3}"
         r"(?:give|hand|tell|provide|reveal|pick|choose)\b",
         r"\bcould you (?:send|provide|share|clarify|give|post|check)\b",
+        r"nicht (?:beantworten|lösen|bestimmen|berechnen)\b|no se puede (?:determinar|responder|calcular)\b",
         r"无法(?:求|确定|得出|计算|回答)|条件不足|缺少条件",
         r"\bor (?:maybe|perhaps)\b|\b(?:could|might|may) be\b.{1,80}\bor\b",
     ),
@@ -134,14 +137,16 @@ def sentences(text: str, *, first: bool = False) -> list[str]:
         text = re.sub(pattern, written, text)
     every = [part.strip() for part in _SENTENCE.split(text) if re.search(rf"\w|{SIGN}", part)]
     told: list[str] = []
-    stated = concluded = back = False
+    stated = concluded = back = explained = False
     for part in every:
         explains = stated and _BEGINS["explanation"].match(part)
         looks = stated and (_BEGINS["looks back"].match(part) or (concluded and _BEGINS["behind"].match(part)))
         looks = looks or explains
-        ends = (REVISED.search,) if explains else (REVISED.search, _SAYS["goes on"].search, CONCLUDES.match)
+        ends = [REVISED.search, *((CONCLUDES.match,) if not explains else ())]
+        ends += [_SAYS["goes on"].search] if not (explains or explained) else []
         if (looks or back) and any(end(part) for end in ends):
-            looks = back = False
+            looks = back = explained = False
+        explained = explained or bool(explains)
         back = back or bool(looks and (_VALUE.search(part) or ":" in part or _SHORT.fullmatch(part)))
         converts = stated and _BEGINS["converts"].match(part) and not _rounds(part, told[-1])
         if not (looks or back or converts or _BEGINS["aside"].match(part) or _BEGINS["supposed"].match(part)):
