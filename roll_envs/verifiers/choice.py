@@ -196,11 +196,12 @@ def _mentioned(sentence: str) -> frozenset[str]:
     letters = re.findall(r"\[[A-J]\]", sentence) or SAYS["letter"].findall(sentence)
     if not mentions or "?" in sentence or found != _named("".join(letters)):
         return frozenset()
-    before = SAYS["clause"].split(sentence[: mentions[0].start()])[-1]
+    start = mentions[0].start(mentions[0].lastindex or 0)
+    before = SAYS["clause"].split(sentence[:start])[-1]
     after = SAYS["clause"].split(sentence[mentions[-1].end() :])[0]
     if "[" in mentions[0][0]:  # "You keep [A] in it if you can."
         after = re.split(r"\b(?:if|when|than)\b", after)[0]
-    return found if _settled(before + sentence[mentions[0].start() : mentions[-1].end()] + after) else frozenset()
+    return found if _settled(before + sentence[start : mentions[-1].end()] + after) else frozenset()
 
 
 def _settled(sentence: str) -> bool:
