@@ -111,8 +111,10 @@ clean: ## remove caches and build leftovers; .venv and runs/ stay
 	.venv/bin/roll-train setup vllm || { echo "$$FAILED"; exit 1; }
 	@touch $@
 
-# A virtual environment in the target's folder, beside .venv, whose packages it sees.
+# A virtual environment in the target's folder, beside .venv, whose packages it sees. Through a link, --clear would empty
+# the folder of another checkout.
 define BESIDE
+@test ! -L $(@D) || { echo "$(@D) is a link to $$(readlink $(@D)), and is not made anew from here" >&2; exit 1; }
 .venv/bin/python -m venv --clear --without-pip $(@D)
 @$(@D)/bin/python -c 'import sys, sysconfig; print("import site; site.addsitedir(%r)" % sys.argv[1])' \
 	"$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" > \

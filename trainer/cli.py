@@ -373,21 +373,21 @@ def _check_trainable(config: RunConfig) -> None:
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:
     """Do the work; whatever ends it, say where the run is and how to go on."""
-    from trainer.run.checkpoint import list_checkpoints
+    from trainer.run.checkpoint import list_checkpoints, list_set_aside
 
     try:
         with contextlib.redirect_stdout(sys.stderr):  # for what environments print; the report has its own
             work()
     except KeyboardInterrupt:
         if list_checkpoints(folder.checkpoints_path):
-            report.print_closing(str(folder.path), finished=False)
+            report.print_closing(str(folder.path), finished=False, set_aside=list_set_aside(folder.checkpoints_path))
         else:
             report.say(f"Stopped before the first checkpoint; {folder.path} cannot be resumed, start the run anew.")
         return INTERRUPTED
     except RollError as error:
         said = [str(error), *getattr(error, "__notes__", ()), f"run folder: {folder.path}"]
         raise RollError("\n".join(said)) from error
-    report.print_closing(str(folder.path))
+    report.print_closing(str(folder.path), set_aside=list_set_aside(folder.checkpoints_path))
     return OK
 
 

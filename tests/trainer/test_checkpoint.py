@@ -29,7 +29,9 @@ from trainer.run.checkpoint import (
     capture_random,
     latest_good,
     list_checkpoints,
+    list_set_aside,
     load_checkpoint,
+    load_newest,
     restore_random,
     save_checkpoint,
     set_aside_after,
@@ -156,7 +158,19 @@ def test_going_on_from_an_older_one_sets_newer_ones_aside(tmp_path: Path) -> Non
     paths = [save_checkpoint(tmp_path, state(step)) for step in (1, 2, 3)]
     assert [p.name for p in set_aside_after(paths[0])] == ["set-aside-step-000002", "set-aside-step-000003"]
     assert list_checkpoints(tmp_path) == [paths[0]]
+    assert [p.name for p in list_set_aside(tmp_path)] == ["set-aside-step-000002", "set-aside-step-000003"]
     assert load_checkpoint(tmp_path / "set-aside-step-000003").step == 3
+
+
+def test_where_all_are_damaged_the_newest_whole_one_that_was_set_aside_is_named(tmp_path: Path) -> None:
+    paths = [save_checkpoint(tmp_path, state(step)) for step in (1, 2, 3)]
+    _, newer = set_aside_after(paths[0])
+    flip(paths[0] / "training.pt")
+    with pytest.raises(CheckpointError, match=f"is whole; one that was set aside is: roll-train resume {newer}$"):
+        load_newest(tmp_path)
+    flip(newer / "training.pt")
+    with pytest.raises(CheckpointError, match=r"resume \S*/set-aside-step-000002$"):
+        load_newest(tmp_path)
 
 
 def flip(path: Path) -> None:
@@ -200,7 +214,7 @@ def test_a_damaged_checkpoint_names_file_reason_and_the_good_one_before(
         with pytest.raises(CheckpointError, match=reason) as caught:
             load_checkpoint(place)
         assert str(bad) in str(caught.value)
-        assert f"roll-train resume {good}" in str(caught.value)
+        assert str(caught.value).endswith(f"; the newest good one before it is {good}")
     assert latest_good(tmp_path) == good
     assert load_checkpoint(good).step == 1
 

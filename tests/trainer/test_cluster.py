@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +98,36 @@ def test_what_is_no_cluster_is_told_within_its_time(monkeypatch: pytest.MonkeyPa
         config = RolloutConfig(manager="ray", ray={"address": f"127.0.0.1:{other.getsockname()[1]}"})  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="has not answered as Ray does"), env_workers(config, [LAKE]):
             raise AssertionError("it is no cluster")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_cluster_that_asks_for_a_token_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ray start --head` does where an earlier run has left a token; Ray itself says that nothing answers."""
+    ray = pytest.importorskip("ray", reason="needs the optional part 'ray'")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    folder = tempfile.mkdtemp(prefix="ray")  # pytest's are too long for the names of Ray's sockets
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--include-dashboard=false"]
+    command += [f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}", "--num-cpus=1"]
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    theirs = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
+    head = subprocess.Popen(command, env=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    config = RolloutConfig(manager="ray", ray={"address": address})  # type: ignore[arg-type]
+    said = ""
+    try:
+        until = time.monotonic() + 60
+        while "asks for a token" not in said and time.monotonic() < until:  # it has to begin to listen
+            with pytest.raises(ConfigError) as error, env_workers(config, [LAKE]):
+                raise AssertionError("it has no token")
+            said = str(error.value)
+            time.sleep(0.2)
+        assert "asks for a token" in said
+        assert not ray.is_initialized()
+    finally:
+        head.terminate()  # it ends all that it has started
+        head.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_ray_that_is_not_installed_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -565,9 +565,10 @@ def test_a_corrupt_checkpoint_that_is_asked_for_offers_the_one_before(whole: Who
     damage(newest)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is corrupt") as error:
         go_on(path, checkpoint=newest)
-    assert f"roll-train resume {before}" in str(error.value)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is corrupt"):
+    assert str(error.value).endswith(f"; the newest good one before it is {before}")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is corrupt") as error:
         evaluate_run(path, tasks=2)
+    assert str(error.value).endswith(f"; the newest good one before it is {before}"), "it is no resume that asks"
     assert without_times(path) == without_times(whole[0]), "a failed resume changed the metrics"
     go_on(path, checkpoint=before)
     assert_same_curve(whole[0], path)

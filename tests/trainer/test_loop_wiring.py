@@ -254,6 +254,29 @@ def test_lost_ranks_go_on_from_the_newest_checkpoint_that_is_whole(
     assert [path.name for path in folder.checkpoints_path.glob("set-aside-*")] == ["set-aside-step-000006"]
 
 
+@pytest.mark.parametrize(("damaged", "restarts"), [(True, 1), (False, 0)])
+def test_lost_ranks_that_end_a_run_say_what_there_is_to_go_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None, damaged: bool, restarts: int
+) -> None:
+    def lost(*_: Any, **__: Any) -> Any:
+        for checkpoint in list_checkpoints(path) if damaged else ():
+            (checkpoint / "model.safetensors").write_bytes(b"rotten")
+        raise RankError("rank 1 is gone")
+
+    monkeypatch.setattr("trainer.run.loop.update", lost)
+    config = configured(tmp_path, steps=1, placement={"learner": {"restarts": restarts}})
+    with RunFolder.create(config) as folder:
+        path = folder.path
+        with pytest.raises(RankError, match="rank 1 is gone") as error:
+            train(config, folder, Report.silent())
+    (note,) = error.value.__notes__
+    if damaged:
+        assert "model.safetensors has 6 bytes where" in note
+        assert note.endswith(f"no checkpoint of {path} is whole; start the run anew")
+    else:
+        assert note == f"it goes on from the last checkpoint: roll-train resume {path}"
+
+
 @pytest.mark.parametrize("restarts", [1, 2])
 def test_ranks_that_are_lost_while_they_are_started_again_take_another_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None, restarts: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from roll_envs.errors import ConfigError
+from trainer.config.load import parse_config
 from trainer.learner import megatron_families
-from trainer.learner.megatron import MegatronSettings
+from trainer.learner.megatron import MegatronSettings, check_cut
 from trainer.learner.megatron_grid import core
 from trainer.learner.megatron_mapping import Part, join, padded, parts_of, read, shape_of, write
-from trainer.learner.megatron_stage import build_network
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 51, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -161,17 +160,35 @@ def test_where_the_library_is_missing_the_error_says_how_to_get_it(monkeypatch: 
 @pytest.mark.parametrize(
     ("family", "cut", "problem"),
     [
-        ("llama", {"tensor": 3}, "learner.tensor_parallel 3 does not divide the model's num_key_value_heads, 4"),
-        ("qwen3", {"pipeline": 4}, "learner.pipeline_parallel 4 does not divide the model's num_hidden_layers, 2"),
-        ("qwen3_moe", {"tensor": 2}, "learner.tensor_parallel 2: qwen3_moe has experts"),
-        ("qwen3_moe", {"expert": 3}, "learner.expert_parallel 3 does not divide the model's experts, 4"),
-        ("llama", {"expert": 2}, "learner.expert_parallel 2 does not divide the model's experts, none"),
-        ("llama", {"context": 3}, "context_parallel 3 does not divide the model's num_attention_heads, 8"),
+        (
+            "llama",
+            {"tensor_parallel": 3},
+            "tensor_parallel 3 does not divide the model's num_key_value_heads, 4",
+        ),
+        (
+            "qwen3",
+            {"pipeline_parallel": 4},
+            "pipeline_parallel 4 does not divide the model's num_hidden_layers, 2",
+        ),
+        ("qwen3_moe", {"tensor_parallel": 2}, "learner.tensor_parallel 2: qwen3_moe has experts"),
+        ("qwen3_moe", {"expert_parallel": 3}, "learner.expert_parallel 3 does not divide the model's experts, 4"),
+        ("llama", {"expert_parallel": 2}, "learner.expert_parallel 2 does not divide the model's experts, none"),
+        ("llama", {"context_parallel": 3}, "context_parallel 3 does not divide the model's num_attention_heads, 8"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused(family: str, cut: dict[str, int], problem: str) -> None:
-    counts = {"tensor": 1, "pipeline": 1, "expert": 1, **cut}
-    axes = {name: SimpleNamespace(count=count) for name, count in counts.items()}
-    grid: Any = SimpleNamespace(**{"context": None, **axes})
     with pytest.raises(ConfigError, match=problem):
-        build_network(CONFIGS[family], MegatronSettings(), grid)
+        check_cut(CONFIGS[family], MegatronSettings(**cut))
+
+
+def test_a_model_that_its_ranks_can_be_given_passes() -> None:
+    check_cut(CONFIGS["llama"], MegatronSettings(tensor_parallel=4, pipeline_parallel=2, context_parallel=2))
+    check_cut(CONFIGS["qwen3_moe"], MegatronSettings(expert_parallel=4, context_parallel=8))
+
+
+def test_ranks_that_cannot_be_divided_are_refused_with_the_configuration() -> None:
+    text = "format: 1\nname: x\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\n"
+    text += "learner: {backend: megatron, tensor_parallel: 4}\nplacement: {learner: {ranks: 6}}\n"
+    parse_config(text, ["placement.learner.ranks=8"])
+    with pytest.raises(ConfigError, match=r"tensor_parallel 4 times .* is 4, and there are 6 ranks"):
+        parse_config(text)

@@ -229,6 +229,8 @@ def test_what_cannot_be_is_refused() -> None:
         planned(replace(NODE, nodes=4, gpus=2), **keys(engine__tensor_parallel_size=4))
     with pytest.raises(ConfigError, match="not enough memory"):
         planned(replace(NODE, gpu_gib=4.0))
+    with pytest.raises(ConfigError, match=r"learner\.device 'cpu': a plan is of GPUs.*; set it to 'auto'"):
+        planned(**keys(learner__device="cpu"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -278,11 +280,34 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "learner 0 + engine 0" in said
     assert "a step of" in said
     assert main([*given, "cluster=ray", "placement.learner.ranks=3"]) == MISTAKE
-    assert "the planned cluster has 2" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the planned cluster has 2; lower it, or plan for more of them with --nodes and --gpus" in said
     assert main([*given[:2], "--nodes", "2", "--gpus", "1", "cluster=ray", "placement.learner.ranks=2"]) == 0
     assert "node 1, GPU 0" in capsys.readouterr().out
     assert main([*given[:2], "--nodes", "2", "--gpus", "1", "placement.learner.ranks=2"]) == MISTAKE
     assert "use cluster 'ray' for several machines" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("learner", "problem"),
+    [
+        (
+            ["backend=fsdp2", "context_parallel=3"],
+            "3 does not divide the model's num_attention_heads, 8",
+        ),
+        (
+            ["backend=megatron", "pipeline_parallel=2"],
+            "2 does not divide the model's num_hidden_layers, 3",
+        ),
+    ],
+)
+def test_a_model_that_its_ranks_cannot_be_given_is_refused(
+    learner: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before there are ranks to find it."""
+    given = ["plan", "configs/frozenlake_tiny.yaml", "cluster=ray", "placement.learner.ranks=6", "optimizer.name=adamw"]
+    assert main([*given, *(f"learner.{key}" for key in learner)]) == MISTAKE
+    assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("option", "value"), [("--mfu", "0"), ("--mfu", "5"), ("--tflops", "0"), ("--gib-s", "0")])

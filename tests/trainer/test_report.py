@@ -189,6 +189,20 @@ def test_closing_lines_say_where_and_how_to_go_on() -> None:
     assert "Stopped" in text
     assert "tensorboard --logdir runs/lake-seed2/tensorboard" in text
     assert "roll-train resume runs/lake-seed2\n" in text
+    assert "set aside" not in text
+
+
+def test_closing_lines_name_what_was_set_aside(tmp_path: Path) -> None:
+    """Nothing else would: it is on the disk until somebody removes it."""
+    for name in ("set-aside-step-000002", "set-aside-step-000003"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(150_000))
+    shown, out = printer()
+    shown.print_closing("runs/lake", set_aside=sorted(tmp_path.iterdir()))
+    said = (
+        "set aside   set-aside-step-000002, set-aside-step-000003 in checkpoints/: 0.3 MB; remove what you do not need"
+    )
+    assert said in " ".join(out.getvalue().split("\n"))
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,19 @@ def test_a_line_after_one_cut_off_stands_alone(tmp_path: Path) -> None:
     assert [r["step"] for r in read_metrics(folder.path)] == [1]
 
 
+def test_what_ended_a_run_is_shown_where_its_events_cannot_be_closed_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: RunFolder) -> None:
+        raise RollError("the disk is full: could not write tensorboard")
+
+    monkeypatch.setattr(RunFolder, "close", full)
+    with pytest.raises(RollError, match="could not write checkpoints"), RunFolder.create(config(tmp_path)):
+        raise RollError("the disk is full: could not write checkpoints")
+    with pytest.raises(RollError, match="could not write tensorboard"), RunFolder.create(config(tmp_path)):
+        pass
+
+
 def test_a_full_disk_leaves_the_metrics_whole(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk, RunFolder.create(config(disk)) as folder:
         folder.log({"loss": 1.0}, step=1)

@@ -97,14 +97,21 @@ def connect(wish: ClusterWish) -> bool:
 
 
 def _check_answer(wish: ClusterWish, address: str) -> None:
-    """Raise :class:`ConfigError` where something listens that is no cluster: Ray would try for minutes."""
+    """Raise :class:`ConfigError` where something listens that is no cluster, for which Ray would try for minutes, or
+    one that asks for a token, of which ``ray.init`` says that it does not answer."""
     if address.startswith("ray://") or address == "auto":
         return
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False)
+        said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise _no_cluster(wish, f"what listens there has not answered as Ray does within {_ANSWER_S:g} s") from error
+    if said.returncode and b"AuthenticationError" in said.stderr:
+        raise ConfigError(
+            f"{wish.section}.address {wish.address!r}: the Ray cluster there asks for a token, and this process has "
+            "not given the right one; set RAY_AUTH_MODE=token here, with what `ray get-auth-token` prints on the head "
+            "in RAY_AUTH_TOKEN or ~/.ray/auth_token, or start the cluster with RAY_AUTH_MODE=disabled"
+        )
 
 
 def _no_cluster(wish: ClusterWish, reason: str) -> ConfigError:

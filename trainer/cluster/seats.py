@@ -28,6 +28,8 @@ class Machine:
     cpus: tuple[int, ...] = (0,)
     """Processors that this process may use, by the system's numbers; none where the system gives no choice of them."""
     name: str = "this machine"
+    more: str = "set learner.device to 'cpu', or use cluster 'ray' for several machines"
+    """Where there are more GPUs, for people."""
 
 
 def this_machine() -> Machine:
@@ -186,7 +188,7 @@ def _learner(config: RunConfig, machine: Machine) -> tuple[int, ...]:
     if placed.devices is None and placed.ranks > len(machine.gpus):
         raise ConfigError(
             f"placement.learner.ranks {placed.ranks}: each rank needs a GPU of its own, and {machine.name} has "
-            f"{len(machine.gpus)}; lower it, set learner.device to 'cpu', or use cluster 'ray' for several machines"
+            f"{len(machine.gpus)}; lower it, {machine.more}"
         )
     numbers = tuple(range(placed.ranks)) if placed.devices is None else placed.devices
     _check_gpus("learner.devices", numbers, machine)

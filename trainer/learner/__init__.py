@@ -203,6 +203,10 @@ class BackendPart(Part):
             if self.cuts and name is not None and not OPTIMIZERS.find(name).elementwise
         ]
 
+    def check_model(self, config: Any, model: Any) -> None:
+        """Raise :class:`ConfigError` where a model of this Hugging Face configuration cannot be divided over the ranks
+        as ``config`` asks: what its learner would find when the weights are there."""
+
     def check_package(self, key: str, name: str) -> None:
         """Raise :class:`MissingExtraError` where ``key`` of the configuration says ``name``, this backend, and its
         package is not there."""
@@ -390,6 +394,12 @@ class _ShardedPart(BackendPart):
                 "that does"
             )
         return found
+
+    def check_model(self, config: Any, model: Any) -> None:
+        if (ranks := part_settings(config.learner, self).context_parallel) > 1:
+            from trainer.model.context import check_heads
+
+            check_heads(model, ranks)
 
 
 def _make_fsdp2(model: LanguageModel, **arguments: Any) -> Learner:

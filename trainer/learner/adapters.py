@@ -162,11 +162,15 @@ class AdaptedNetwork:
         self.renew_key()
         for kind, tensors in own.items():
             saved = state.get(kind, {})
-            if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in saved.items()}:
-                raise CheckpointError(
-                    f"the {kind} of LoRA in the checkpoint ({len(saved)} tensors) do not fit the learner's "
-                    f"({len(tensors)}); resume with the learner.lora_rank and learner.lora_targets it was saved with"
-                )
+            shapes = [{name: tuple(tensor.shape) for name, tensor in each.items()} for each in (saved, tensors)]
+            for name in sorted({*saved, *tensors}):
+                theirs, ours = (each.get(name, "none") for each in shapes)
+                if theirs != ours:
+                    raise CheckpointError(
+                        f"the {kind} of LoRA in the checkpoint do not fit the learner's: of {name} the shape is "
+                        f"{theirs}, the learner's {ours}; resume with the learner.lora_rank and learner.lora_targets "
+                        "it was saved with"
+                    )
             for name, tensor in tensors.items():
                 tensor.copy_(saved[name])
 

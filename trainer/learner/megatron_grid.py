@@ -18,7 +18,7 @@ from torch import distributed
 
 from roll_envs.errors import ConfigError
 from trainer.learner.gradients import Ranks
-from trainer.learner.megatron import MegatronSettings
+from trainer.learner.megatron import MegatronSettings, ranks_problems
 from trainer.model.context import ContextRanks
 
 
@@ -91,13 +91,8 @@ class Grid:
         """
         tensor, pipeline = settings.tensor_parallel, settings.pipeline_parallel
         context, expert = settings.context_parallel, settings.expert_parallel
-        for key, other in (("context", context), ("expert", expert)):
-            if ranks.count % (tensor * pipeline * other):
-                raise ConfigError(
-                    f"learner.tensor_parallel {tensor} times learner.pipeline_parallel {pipeline} times "
-                    f"learner.{key}_parallel {other} is {tensor * pipeline * other}, and there are {ranks.count} "
-                    "ranks; allowed: what divides the number of ranks"
-                )
+        for problem in ranks_problems(settings, ranks.count):
+            raise ConfigError(problem)
         state = core().state
         if not distributed.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

@@ -23,15 +23,13 @@ from torch import distributed
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from roll_envs.errors import ConfigError
 from trainer.learner.gradients import DTYPES, cast_weights
-from trainer.learner.megatron import MegatronSettings
+from trainer.learner.megatron import MegatronSettings, check_cut
 from trainer.learner.megatron_experts import TokenDispatcher
 from trainer.learner.megatron_families import family_of, layers_of
 from trainer.learner.megatron_grid import Grid, core, silently
 from trainer.learner.megatron_mapping import EMBEDDING, HEAD, Part, join, read, shape_of, write
 from trainer.model.attention import NAME
-from trainer.model.context import check_heads
 from trainer.model.forward import fitting
 
 
@@ -56,28 +54,8 @@ class _PackedAttention(torch.nn.Module):
 def build_network(config: Any, settings: MegatronSettings, grid: Grid) -> Any:
     """A ``GPTModel`` for this rank, its weights not yet set. Raises :class:`ConfigError` when it cannot be cut."""
     family, tensor = family_of(config), grid.tensor.count
-    if grid.context is not None:
-        check_heads(config, grid.context.count, tensor=tensor)
-    for key, by, parallel in (
-        ("num_key_value_heads", tensor, "tensor"),
-        ("intermediate_size", tensor, "tensor"),
-        ("num_hidden_layers", grid.pipeline.count, "pipeline"),
-    ):
-        if getattr(config, key) % by:
-            raise ConfigError(
-                f"learner.{parallel}_parallel {by} does not divide the model's {key}, {getattr(config, key)}; "
-                "choose one that does"
-            )
-    if family.experts and tensor > 1:
-        raise ConfigError(
-            f"learner.tensor_parallel {tensor}: {config.model_type} has experts, which are not cut; allowed: 1"
-        )
+    check_cut(config, settings)
     experts = config.num_experts if family.experts else None
-    if (experts or 1) % grid.expert.count:
-        raise ConfigError(
-            f"learner.expert_parallel {grid.expert.count} does not divide the model's experts, {experts or 'none'}; "
-            "choose one that does"
-        )
     half = settings.precision == "bfloat16"
     with silently():
         transformer = core().TransformerConfig(

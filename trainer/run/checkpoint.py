@@ -41,6 +41,7 @@ from trainer.run.folder import clean_unfinished, disk_errors, replacing
 FORMAT, SHARED_FORMAT = 2, 3
 """With a file for each network, and with one for each rank."""
 _NAME = re.compile(r"step-\d{6,}(-r\d+)?")
+_ASIDE = "set-aside-"
 _FILES = {
     FORMAT: ("model.safetensors", "training.pt", "progress.json"),
     SHARED_FORMAT: ("training.pt", "progress.json"),
@@ -169,17 +170,16 @@ def load_checkpoint(path: str | os.PathLike[str]) -> CheckpointState:
         return _load(folder)
     except CheckpointError as error:
         good = latest_good(folder.parent, before=folder)
-        advice = "there is no earlier good one"
-        if good is not None:
-            advice = f"the newest good one before it: roll-train resume {shlex.quote(str(good))}"
+        # Of no command: resume, export, replay and roll-eval all load by this.
+        advice = "there is no earlier good one" if good is None else f"the newest good one before it is {good}"
         raise CheckpointError(f"{error}; {advice}") from error
 
 
 def load_newest(folder: str | os.PathLike[str]) -> tuple[CheckpointState, Mapping[Path, str]]:
     """Load the newest checkpoint of a run folder that is not damaged; and what is wrong with each newer one.
 
-    Raises CheckpointError where all are damaged, there is none, or one is whole and cannot be read all the same (it is
-    of another release, say).
+    Raises CheckpointError where all are damaged (it names a whole one that was set aside, where there is one), there is
+    none, or one is whole and cannot be read all the same (it is of another release, say).
     """
     damaged: dict[Path, str] = {}
     for path in reversed(list_checkpoints(folder)):
@@ -188,7 +188,11 @@ def load_newest(folder: str | os.PathLike[str]) -> tuple[CheckpointState, Mappin
         except _DamagedError as error:
             damaged[path] = str(error)
     if damaged:
-        raise CheckpointError("\n".join([*damaged.values(), f"no checkpoint of {folder} is whole; start the run anew"]))
+        aside = next((path for path in reversed(list_set_aside(folder)) if _whole(path)), None)
+        advice = "start the run anew"
+        if aside is not None:
+            advice = f"one that was set aside is: roll-train resume {shlex.quote(str(aside))}"
+        raise CheckpointError("\n".join([*damaged.values(), f"no checkpoint of {folder} is whole; {advice}"]))
     return load_checkpoint(folder), {}  # which says that there is none
 
 
@@ -218,13 +222,17 @@ def latest_good(folder: str | os.PathLike[str], *, before: Path | None = None) -
     ``before``: only those older than this checkpoint.
     """
     for candidate in reversed(list_checkpoints(folder)):
-        if before is None or _order(candidate) < _order(before):
-            try:
-                _checked_files(candidate)
-            except CheckpointError:
-                continue
+        if (before is None or _order(candidate) < _order(before)) and _whole(candidate):
             return candidate
     return None
+
+
+def _whole(checkpoint: Path) -> bool:
+    try:
+        _checked_files(checkpoint)
+    except CheckpointError:
+        return False
+    return True
 
 
 def latest_before(folder: str | os.PathLike[str], step: int) -> Path:
@@ -265,7 +273,13 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
 def set_aside_after(checkpoint: Path) -> list[Path]:
     """Rename every checkpoint newer than ``checkpoint`` to ``set-aside-...``: when a run goes on from an older one."""
     newer = [path for path in list_checkpoints(checkpoint.parent) if _order(path) > _order(checkpoint)]
-    return [path.rename(_free(path.with_name(f"set-aside-{path.name}"))) for path in newer]
+    return [path.rename(_free(path.with_name(f"{_ASIDE}{path.name}"))) for path in newer]
+
+
+def list_set_aside(folder: str | os.PathLike[str]) -> list[Path]:
+    """What :func:`set_aside_after` has renamed in a run folder or its ``checkpoints`` folder, oldest first; nothing
+    reads or removes them by itself."""
+    return sorted((path for path in _checkpoints_folder(Path(folder)).glob(f"{_ASIDE}*") if path.is_dir()), key=_order)
 
 
 def restore_random(states: Mapping[str, Any]) -> None:

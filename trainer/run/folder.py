@@ -194,8 +194,12 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             with disk_errors(self.tensorboard_path):
                 writer.close()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except RollError:
+            if error is None:  # else it is what ended the run that is shown: the same full disk, say
+                raise
 
     def _to_tensorboard(self, record: dict[str, Any]) -> None:
         try:

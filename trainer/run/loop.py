@@ -7,6 +7,7 @@ of a run is its weights, its optimiser and two counters. What is in flight when 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import threading
 import time
@@ -33,7 +34,6 @@ from trainer.rollout.source import Ledger, Session
 from trainer.rollout.stream import StepRecord, episodes_of
 from trainer.run.checkpoint import (
     CheckpointState,
-    latest_good,
     load_checkpoint,
     load_newest,
     restore_random,
@@ -146,8 +146,9 @@ def _resume(folder: RunFolder, report: Report, steps: int | None, checkpoint: Pa
             run = _Run(session, folder, report, interrupts, counters, ranks)
             run.load(state)
             # Only now, when nothing can refuse the checkpoint any more, is the folder changed.
-            if checkpoint is not None:
-                set_aside_after(checkpoint)
+            moved = [] if checkpoint is None else set_aside_after(checkpoint)
+            if moved:
+                report.say(f"Going on from {checkpoint}. Set aside: {', '.join(map(str, moved))}")
             run.set_aside(damaged, state)
             run.rewind_folder()
             return run
@@ -166,13 +167,25 @@ def _finished(begin: Callable[[], _Run], folder: RunFolder, report: Report, rank
             begin = run.again
             return run.go()
         except RankError as error:
-            if not left or latest_good(folder.path) is None:
+            stuck = _nothing_to_go_on_from(folder.path)
+            if stuck or not left:
+                again = f"it goes on from the last checkpoint: roll-train resume {shlex.quote(str(folder.path))}"
+                error.add_note(stuck or again)
                 raise
             left -= 1
             report.say(
                 f"{error}\nStarting the ranks again from the last checkpoint; this may happen {left} times more."
             )
             ranks.end()
+
+
+def _nothing_to_go_on_from(folder: Path) -> str:
+    """Why the run in ``folder`` has no checkpoint to go on from; nothing where it has one."""
+    try:
+        load_newest(folder)
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 class _Run:

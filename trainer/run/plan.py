@@ -49,7 +49,10 @@ class Hardware:
         one = cluster == "local" and self.nodes > 1
         gpus = tuple(str(gpu) for gpu in range(self.gpus if one else self.nodes * self.gpus))
         name = "a node of the planned cluster" if one else "the planned cluster"
-        return Machine(gpus=gpus, cpus=tuple(range(self.cpus)), name=name)
+        more = (
+            "or use cluster 'ray' for several machines" if one else "or plan for more of them with --nodes and --gpus"
+        )
+        return Machine(gpus=gpus, cpus=tuple(range(self.cpus)), name=name, more=more)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,8 +85,13 @@ class ClusterPlan:
 def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: int) -> ClusterPlan:
     """Plan a run of ``config`` with a model of Hugging Face configuration ``model``, for steps of ``tokens`` tokens.
 
-    Raises :class:`ConfigError` for a run that needs more GPUs, or more memory on one, than ``hardware`` has.
+    Raises :class:`ConfigError` for a run that needs more GPUs, or more memory on one, than ``hardware`` has, or whose
+    learner shall be on processors.
     """
+    if config.learner.device == "cpu":
+        raise ConfigError(
+            "learner.device 'cpu': a plan is of GPUs, and the learner would have none of them; set it to 'auto'"
+        )
     ranks, engine = config.placement.learner.ranks, part_settings(config.engine, ENGINES.find(config.engine.name))
     served = isinstance(engine, RemoteSettings) and not engine.urls
     replicas, width = (engine.replicas, engine.tensor_parallel_size) if served else (0, 1)

@@ -37,9 +37,10 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     """Find the model, look at its chat template, and plan the memory of the run; ``free`` bytes by device stand for
     those of this machine.
 
-    Raises :class:`ConfigError` for a data set whose references cannot be graded, a model that is not there or has no
-    chat template, a judge that nobody serves, a cluster that does not answer, a placement that cannot be met, and for a
-    run that cannot fit; what engine and learner backend miss on this machine, and why they cannot run this model.
+    Raises :class:`ConfigError` for a data set whose references cannot be graded, a model that is not there, has no
+    chat template or cannot be divided over the ranks, a judge that nobody serves, a cluster that does not answer, a
+    placement that cannot be met, and a run that cannot fit; what engine and learner backend miss on this machine, and
+    why they cannot run this model.
     """
     check_manager(config.rollout)
     placement = place(config, this_machine())
@@ -84,7 +85,8 @@ def _warnings(config: RunConfig) -> list[str]:
 def model_config(config: RunConfig) -> tuple[RunConfig, Any]:
     """The configuration, with the commit of a model of the hub, and the Hugging Face configuration of its model.
 
-    Raises :class:`ConfigError` for a model that is not there or has no chat template.
+    Raises :class:`ConfigError` for a model that is not there, has no chat template, or cannot be divided over the
+    learner's ranks.
     """
     model: Any
     if config.model.path is None:
@@ -101,4 +103,5 @@ def model_config(config: RunConfig) -> tuple[RunConfig, Any]:
         if found.commit is not None:
             pinned = config.model.model_copy(update={"revision": found.commit})
             config = config.model_copy(update={"model": pinned})
+    BACKENDS.find(config.learner.backend).check_model(config, model)
     return config, model

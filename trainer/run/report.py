@@ -27,6 +27,8 @@ from trainer.rollout.records import episode_board, episode_headline
 from trainer.run.picture import picture, seats, worth_showing
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trainer.cluster.seats import Placement
     from trainer.run.evaluate import PhaseResult
     from trainer.run.memory_plan import MemoryPlan
@@ -235,8 +237,8 @@ class Report:
             self.print_episode(f"Held-out task {chosen} before training ({why})", before[chosen])
             self.print_episode(f"Held-out task {chosen} after training", after[chosen])
 
-    def print_closing(self, folder: str, *, finished: bool = True) -> None:
-        """Where the run is, how to look at it and how to go on."""
+    def print_closing(self, folder: str, *, finished: bool = True, set_aside: Sequence[Path] = ()) -> None:
+        """Where the run is, how to look at it and how to go on; and which checkpoints it leaves ``set_aside``."""
         self._heading("Done" if finished else "Stopped")
         quoted = shlex.quote(folder)
         self.say(f"  run folder  {folder}")
@@ -244,6 +246,10 @@ class Report:
         self.say(f"  evaluate    roll-eval {quoted}")
         resume = f"roll-train resume {quoted}"
         self.say(f"  train on    {resume} --steps N" if finished else f"  go on       {resume}")
+        if set_aside:
+            size = sum(file.stat().st_size for path in set_aside for file in path.iterdir())
+            names = ", ".join(path.name for path in set_aside)
+            self.say(f"  set aside   {names} in checkpoints/: {size / 1e6:,.1f} MB; remove what you do not need")
 
     def _heading(self, text: str) -> None:
         self.console.print()
