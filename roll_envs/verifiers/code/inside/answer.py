@@ -21,7 +21,7 @@ import types
 import typing
 from typing import Any
 
-from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode
+from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode, raise_limits
 from roll_envs.verifiers.code.inside.values import CONTENT, Nodes, decode, encode
 
 STACK_BYTES = 64 << 20
@@ -38,6 +38,7 @@ class Answer:
         self._inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.space: dict[str, Any] = {}
+        raise_limits()
         threading.stack_size(STACK_BYTES)
         threading.Thread(target=self._serve, daemon=True).start()
         self._reply(identity)

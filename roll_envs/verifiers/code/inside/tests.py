@@ -39,6 +39,8 @@ class Template:
         self._mark, self._child = mark, 0
         self._channel: Any = None
         self._recorded: tuple[dict[str, Any], list[str]] | None = None
+        sys.setrecursionlimit(10_000)  # for lists of nodes; JSON as deep fits the stack
+        sys.set_int_max_str_digits(50_000)
         self._say(identity, "ready ")
 
     def start(self, identity: str, plan: dict[str, Any], *, live: bool = False, **how: Any) -> None:
