@@ -148,6 +148,11 @@ class Answer:
     def _do_op(self, name: str, args: list[Any]) -> dict[str, Any]:
         return {"value": self._encode(_OPERATIONS[name](*map(self._decode, args)))}
 
+    def _do_exit(self, target: Any, raised: list[str] | None) -> dict[str, Any]:
+        error = self._error(*raised) if raised else None
+        value = self._target(target)
+        return {"value": self._encode(bool(type(value).__exit__(value, error and type(error), error, None)))}
+
     def _do_take(self, target: Any, most: int) -> dict[str, Any]:
         """At most ``most`` items of an iterator, and whether it has ended."""
         items = [self._encode(item) for item in itertools.islice(self._target(target), most)]
@@ -209,9 +214,13 @@ class Answer:
         while "do" in (message := json.loads(self._inbox.get())):
             self._outbox.put(self._handled(message))
         if "fault" in message:
-            kinds = {kind.__name__: kind for kind in _errors(Exception)}
-            raise kinds.get(message["fault"], Exception)(message["text"])
+            raise self._error(message["fault"], message["text"])
         return self._decode(message["value"])
+
+    def _error(self, name: str, text: str) -> Exception:
+        """An exception of the tests: a built-in one, or of a class of the answer."""
+        kind = {kind.__name__: kind for kind in _errors(Exception)}.get(name) or self.space.get(name)
+        return kind(text) if isinstance(kind, type) and issubclass(kind, Exception) else Exception(text)
 
     def _nodes_in(self, function: Any, args: list[Any]) -> list[Any]:
         """Lists as ListNode or TreeNode where the annotation of a parameter says so, as on LeetCode."""
@@ -302,5 +311,4 @@ _OPERATIONS: dict[str, typing.Callable[..., Any]] = {
     # What a container with methods of its own holds, as a plain one.
     "content": lambda value: next(kind for kind in CONTENT if isinstance(value, kind))(value),
     "await": _await,
-    "exit": lambda value: type(value).__exit__(value, None, None, None),
 }

@@ -41,6 +41,9 @@ class Link:
         self.asked = 0
         self.inside = 0
         self.untouched = True
+        self.raises = False
+        """Whether no check is left out where the statement that runs, in a ``with``, raises an exception."""
+        self.raised: BaseException | None = None
         self._over = False
         self.load_fault = ""
         self.time_s, self.memory_mb = 0.0, 0.0
@@ -302,8 +305,15 @@ class Remote:
     def __ne__(self, other: object) -> bool:
         return not _equal(self, other)
 
-    def __exit__(self, *_: object) -> bool:
-        return bool(link_of(self).operate("exit", self))
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """The answer may stop an exception, but none that says that it is wrong or by which checks are left out."""
+        link = link_of(self)
+        if error is not None and not isinstance(error, Exception):
+            return False
+        if link.raises:
+            link.raised, link.raises = error, False
+        stopped = link.decode(link.ask("exit", target_of(self), error and [type(error).__name__, str(error)])["value"])
+        return stopped is True and error is link.raised and not isinstance(error, AssertionError)
 
 
 # Past the attributes of the answer, which __getattribute__ gives.

@@ -243,8 +243,13 @@ class Checks(ast.NodeTransformer):
 
     def __init__(self, *, check: bool) -> None:
         self._check = check
+        self._checking: set[str] = set()
+        """Functions of the tests that make checks, or call others that may."""
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
+        functions = [n for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        self._checking = {f.name for f in functions}
+        self._checking = {f.name for f in functions if self._checks_in(f)}
         main = [n for n in node.body if not _is_main(n)]
         node.body = self._units(
             [*main, *(s for n in node.body if isinstance(n, ast.If) and _is_main(n) for s in n.body if _is_code(s))]
@@ -261,18 +266,13 @@ class Checks(ast.NodeTransformer):
         if isinstance(node, (ast.For, ast.While, ast.If)) and not _jumps(node):
             node.body, node.orelse = self._units(node.body), self._units(node.orelse)
             return [self._wrapped(node, counts=False)]
-        counts = (
-            isinstance(node, ast.Assert)
-            or _asserts(node)
-            or (
-                isinstance(node, (ast.With, ast.Try))
-                and any(isinstance(n, (ast.Assert, ast.With)) for n in ast.walk(node))
-            )
+        counts = _is_check(node) or (
+            isinstance(node, (ast.With, ast.Try)) and any(isinstance(n, (ast.Assert, ast.With)) for n in ast.walk(node))
         )
         if isinstance(node, (ast.Import, ast.ImportFrom, ast.Return, ast.Break, ast.Continue, ast.Global, ast.Pass)):
             return [_call("at"), node]
         name = ast.unparse(node)
-        made = node if isinstance(node, ast.Assert) else self.generic_visit(node)
+        made = node if isinstance(node, ast.Assert) else self._within(node)
         return [_call("at"), self._wrapped(made, counts=counts, name=name)]  # type: ignore[arg-type]
 
     def _wrapped(self, node: ast.stmt, *, counts: bool, name: str = "") -> ast.stmt:
@@ -287,6 +287,22 @@ class Checks(ast.NodeTransformer):
             shell.body.pop()
         return ast.copy_location(shell, node)
 
+    def _checks_in(self, node: ast.AST) -> bool:
+        return any(_is_check(n) or _name_of(n) in self._checking for n in ast.walk(node))
+
+    def visit_With(self, node: ast.With) -> ast.AST:
+        return self._within(node)
+
+    def _within(self, node: ast.stmt) -> ast.AST:
+        """Say before which statements of a ``with`` an exception leaves out no check."""
+        last = node.body[-1] if isinstance(node, ast.With) else None
+        may_end = isinstance(last, ast.Expr) and not self._checks_in(last)
+        self.generic_visit(node)
+        if isinstance(node, ast.With):
+            ends = [n for n in node.body if isinstance(n, ast.Raise) or (n is last and may_end)]
+            node.body = [each for n in node.body for each in ([_call("raises"), n] if n in ends else [n])]
+        return node
+
     def visit_Assert(self, node: ast.Assert) -> Any:
         return [_call("at"), node, _call("hard")]
 
@@ -294,7 +310,11 @@ class Checks(ast.NodeTransformer):
         return [_call("at"), node, *([_call("hard")] if _asserts(node) else [])]
 
 
-def _asserts(node: ast.stmt) -> bool:
+def _is_check(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assert) or _asserts(node)
+
+
+def _asserts(node: ast.AST) -> bool:
     """Whether it calls a method such as assertEqual, or a library's assert_allclose."""
     call = node.value if isinstance(node, ast.Expr) else None
     return isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2].startswith("assert")

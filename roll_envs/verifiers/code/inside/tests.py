@@ -281,6 +281,10 @@ class Tests:
 
     def at(self) -> None:
         self.link.touched, self._asked = 0, self.link.asked
+        self.link.raises = False
+
+    def raises(self) -> None:
+        self.link.raises = True
 
     def hard(self) -> None:
         self._hard += 1
