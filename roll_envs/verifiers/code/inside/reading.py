@@ -73,6 +73,8 @@ class Code(NamedTuple):
     libraries: frozenset[str]
     tested: bool
     """Whether there are test functions or classes."""
+    asserting: frozenset[str]
+    """Test functions and methods that cannot end well without an assert (:func:`must_assert`)."""
     harmless: bool
     """Whether they change nothing outside their own module."""
     containers: frozenset[str]
@@ -118,6 +120,9 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     if needs_check(tree, entry):
         tree.body.append(ast.parse("check(candidate)").body[0])
     tested, harmless = has_tests(tree), not libraries and all(map(_is_harmless, nodes))
+    functions = [n for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    # Classes may have methods of the same name.
+    asserting = {f.name for f in functions} - {f.name for f in functions if not must_assert(f.body)}
     whole = ast.fix_missing_locations(Checks(check=bool(entry)).visit(tree))
     code = compile(whole, "<tests>", "exec", dont_inherit=True)
     return Code(
@@ -126,6 +131,7 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
         wanted=frozenset(wanted - libraries - containers),
         libraries=frozenset(libraries),
         tested=tested,
+        asserting=frozenset(asserting),
         harmless=harmless,
         containers=frozenset(containers),
         shared=shared,
@@ -242,7 +248,7 @@ class Checks(ast.NodeTransformer):
     """Makes each check of the top level a unit of its own, and counts asserts elsewhere."""
 
     def __init__(self, *, check: bool) -> None:
-        self._check = check
+        self._check, self._loops = check, 0
         self._checking: set[str] = set()
         """Functions of the tests that make checks, or call others that may."""
 
@@ -264,8 +270,10 @@ class Checks(ast.NodeTransformer):
             node.body = self._units(node.body)
             return [node]
         if isinstance(node, (ast.For, ast.While, ast.If)) and not _jumps(node):
+            must, self._loops = not self._loops and must_assert([node]), self._loops + 1
             node.body, node.orelse = self._units(node.body), self._units(node.orelse)
-            return [self._wrapped(node, counts=False)]
+            self._loops -= 1
+            return [self._wrapped(node, counts=False, must=must)]
         counts = _is_check(node) or (
             isinstance(node, (ast.With, ast.Try)) and any(isinstance(n, (ast.Assert, ast.With)) for n in ast.walk(node))
         )
@@ -275,15 +283,16 @@ class Checks(ast.NodeTransformer):
         made = node if isinstance(node, ast.Assert) else self._within(node)
         return [_call("at"), self._wrapped(made, counts=counts, name=name)]  # type: ignore[arg-type]
 
-    def _wrapped(self, node: ast.stmt, *, counts: bool, name: str = "") -> ast.stmt:
+    def _wrapped(self, node: ast.stmt, *, counts: bool, name: str = "", must: bool = False) -> ast.stmt:
         name = (name or ast.unparse(node)).splitlines()[0][:80]
+        start = f"__start_{self._loops}__"
         shell = ast.parse(
-            f"try:\n    __before__ = __judge__.begin()\n    pass\n    __judge__.ok({name!r}, __before__, {counts})\n"
+            f"try:\n    {start} = __judge__.begin()\n    pass\n    __judge__.ok({name!r}, {start}, {counts}, {must})\n"
             f"except BaseException:\n    __judge__.bad({name!r})"
         ).body[0]
         assert isinstance(shell, ast.Try)
         shell.body[1] = node
-        if not counts and not isinstance(node, ast.Expr):
+        if not (counts or must or isinstance(node, ast.Expr)):
             shell.body.pop()
         return ast.copy_location(shell, node)
 
@@ -308,6 +317,15 @@ class Checks(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> Any:
         return [_call("at"), node, *([_call("hard")] if _asserts(node) else [])]
+
+
+def must_assert(body: list[ast.stmt]) -> bool:
+    """Whether asserts, or loops of them, are among the statements, so that none is reached only for lack of values."""
+    if any(isinstance(each, (ast.Return, ast.Break, ast.Continue)) for n in body for each in ast.walk(n)):
+        return False
+    asserts = any(_is_check(n) and not isinstance(getattr(n, "test", None), ast.Constant) for n in body)
+    blocks = (n for n in body if isinstance(n, (ast.For, ast.While)) or "subTest" in ast.unparse(n).partition("\n")[0])
+    return asserts or any(must_assert(getattr(n, "body", [])) for n in blocks)
 
 
 def _is_check(node: ast.AST) -> bool:

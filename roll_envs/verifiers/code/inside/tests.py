@@ -27,6 +27,7 @@ from roll_envs.verifiers.code.inside.stand_ins import Beside, Control, Diverged,
 from roll_envs.verifiers.code.inside.values import NODES
 
 _MOST_CHECKS = 20_000
+_UNREACHED = "none of its asserts was reached"
 SEPARATOR = "\x1e"
 """Between the requests of a batch; JSON text has no such character."""
 
@@ -131,7 +132,7 @@ class Tests:
         self.checks: list[dict[str, Any]] = []
         self._doubts: list[str] = []
         self._hard = self._counted = self._asked = 0
-        self._caught: frozenset[str] = frozenset()
+        self._caught = self._asserting = frozenset[str]()
 
     def found(self) -> dict[str, Any]:
         """Run the tests; their results. Raises :class:`Diverged`."""
@@ -174,7 +175,8 @@ class Tests:
     def outcome(self, name: str, error: BaseException | None) -> None:
         """A check, a test function or a method has ended, by ``error`` if one is given."""
         if error is None:
-            self._note(name, "ok")
+            missed = self._hard == self._counted and name.partition("[")[0] in self._asserting
+            self._note(name, *(("wrong", _UNREACHED) if missed else ("ok",)))
             return
         if isinstance(error, (Unusable, OwnFault, Diverged)):
             raise error
@@ -232,7 +234,7 @@ class Tests:
         module = types.ModuleType("tests")
         sys.modules["tests"] = module
         space = self.link.space = module.__dict__
-        self.link.shared, self._caught = code.shared | set(NODES), code.caught
+        self.link.shared, self._caught, self._asserting = code.shared | set(NODES), code.caught, code.asserting
         if code.shares and not isinstance(self.link, Beside):
             raise Unusable(f"the tests use {code.shares!r}, by which they share files or state with the answer")
         # A reply may name others, even built-in ones, in which the tests must not find the answer's.
@@ -289,12 +291,14 @@ class Tests:
     def hard(self) -> None:
         self._hard += 1
 
-    def begin(self) -> int:
-        return self._hard
+    def begin(self) -> tuple[int, int]:
+        return self._hard, len(self.checks)
 
-    def ok(self, name: str, before: int, counts: bool) -> None:
+    def ok(self, name: str, before: tuple[int, int], counts: bool, must: bool) -> None:
+        if must and before == self.begin():
+            self._note(name, "wrong", _UNREACHED)
         # Asserts of units inside this one have been counted with them.
-        if counts or self._hard > max(before, self._counted):
+        elif counts or self._hard > max(before[0], self._counted):
             self._note(name, "ok")
 
     def bad(self, name: str) -> None:
