@@ -65,6 +65,7 @@ def test_a_wrong_answer_is_zero_and_never_no_verdict(box: Sandbox, name: str) ->
         ("assert f(1)\nassert f([0] * 300_000) == 3", "ValueError"),
         ("f(1)\nfor n in range(30_000):\n    assert n >= 0", "more than 20000 checks"),
         ("from unittest.mock import patch\nwith patch('solution.g'):\n    assert f(1) == 2", "patch"),
+        ("import inspect\nassert list(inspect.signature(f).parameters) == ['x'] and f(1) == 2", "signature"),
     ],
 )
 @pytest.mark.parametrize("code", ["def f(x): return x + 1", "def f(x): return 'no'"])

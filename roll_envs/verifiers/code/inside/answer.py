@@ -24,6 +24,8 @@ from typing import Any
 from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode, raise_limits
 from roll_envs.verifiers.code.inside.values import CONTENT, Nodes, decode, encode
 
+_CHANGING = ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd")
+"""Tags of values that can be changed in place."""
 STACK_BYTES = 64 << 20
 
 
@@ -135,12 +137,14 @@ class Answer:
             value = [] if value is None and re.search("ListNode|TreeNode", kind) else self._nodes_out(value)
         # An argument that the call changed in place goes back too.
         before, now = [*args, *named.values()], [*given, *names.values()]
+        same = [i for i, each in enumerate(now) if each is value and before[i][0] in _CHANGING]
         after = [self._again(old, new) for old, new in zip(before, now)]  # noqa: B905  node lists keep the length
-        reply = {"value": self._encode(value), "table": own.table(self._encode)}
+        reply = {"value": ["n"], "same": same[0]} if same else {"value": self._encode(value)}
+        reply["table"] = own.table(self._encode)
         return reply | ({"after": after} if any(after) else {})
 
     def _again(self, old: list[Any], value: Any) -> Any:
-        if old[0] not in ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd"):
+        if old[0] not in _CHANGING:
             return None
         new = self._encode(value)
         return new if new != old else None

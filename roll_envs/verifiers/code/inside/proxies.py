@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -37,7 +38,7 @@ class Link:
     """The conversation with the answer's jail, by way of the judge, which sees only opaque lines."""
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
+        self._connection, self._lock = connection, threading.RLock()
         self.asked = 0
         self.inside = 0
         self.untouched = True
@@ -61,8 +62,9 @@ class Link:
         """Raises :class:`Fault`, and what the answer raised, as an exception of this jail."""
         message = {"do": do, "with": arguments}
         self.asked += do != "names"
-        while "call" in (reply := self._exchange(message)):
-            message = self._called_back(reply)
+        with self._lock:  # tests may have threads
+            while "call" in (reply := self._exchange(message)):
+                message = self._called_back(reply)
         if "fault" in reply:
             self._raise(reply["fault"], stops=arguments[0] == "next")
         return reply
@@ -119,7 +121,8 @@ class Link:
             for mine, theirs in zip([*args, *named.values()], after):  # noqa: B905  a forged reply may have others
                 if theirs is not None:
                     sync(mine, self.decode(theirs))
-        return self.decode(reply.get("value"))
+        same, given = reply.get("same"), [*args, *named.values()]  # the result is one of the arguments
+        return given[same] if isinstance(same, int) and same in range(len(given)) else self.decode(reply.get("value"))
 
     def operate(self, name: str, *args: Any) -> Any:
         """An operation of Python in the answer's jail."""

@@ -25,9 +25,10 @@ CONTAINERS = {
 }
 """Classes with which tests compare what functions of the answer return -> their modules."""
 _SHARED = frozenset(
-    "open tempfile shutil subprocess mock patch MagicMock Mock monkeypatch mocker tmp_path tmpdir seed".split()
+    "open tempfile shutil subprocess mock patch MagicMock Mock monkeypatch mocker tmp_path tmpdir seed signature "
+    "getsource getfullargspec get_type_hints iscoroutinefunction is_dataclass asdict astuple".split()
 )
-"""Names by which tests reach into the process or the files of the answer."""
+"""Names by which tests reach into the process or the files of the answer, or look at its code."""
 
 
 _MODULES = frozenset(
@@ -106,7 +107,7 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     handlers = [each for node in nodes if isinstance(node, ast.ExceptHandler) for each in ast.walk(node)]
     caught = frozenset(n.id for n in handlers if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     imported = take_imports(tree)
-    names = free_names(ast.unparse(tree), set(imported) | {"candidate"})
+    names = free_names(ast.unparse(tree), set(imported) | {"candidate", "__file__"})
     wanted = {*(source for source in imported.values() if source != "*"), *names, *([entry] if entry else [])}
     builtin = {name for name in wanted if hasattr(builtins, name)}
     if entry:

@@ -234,9 +234,10 @@ class Tests:
         module = types.ModuleType("tests")
         sys.modules["tests"] = module
         space = self.link.space = module.__dict__
+        space["__file__"] = "tests.py"
         self.link.shared, self._caught, self._asserting = code.shared | set(NODES), code.caught, code.asserting
         if code.shares and not isinstance(self.link, Beside):
-            raise Unusable(f"the tests use {code.shares!r}, by which they share files or state with the answer")
+            raise Unusable(f"the tests use {code.shares!r}, which shares state with the answer or looks at its code")
         # A reply may name others, even built-in ones, in which the tests must not find the answer's.
         found = {name: data for name, data in self.link.names(sorted(code.wanted)).items() if name in code.wanted}
         # A name that the answer lacks is looked up with each use, and missed there.

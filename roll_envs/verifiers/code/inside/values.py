@@ -66,17 +66,17 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
             return ["v", name, encode(dict(value.mapping), handle, depth + 1, left)]
     if kind is slice:
         return ["sl", *items((value.start, value.stop, value.step))]
-    for form in _FORMS:
-        if form.subclasses and isinstance(value, form.kind):
-            return [form.tag, *form.write(value)]
-    if BUILT_IN.get(getattr(value, "__name__", "")) is value and isinstance(value, type):
-        return ["g", value.__name__]
     numpy = sys.modules.get("numpy")
     if numpy is not None and kind in (numpy.ndarray, numpy.matrix) and value.dtype.kind in "biufcMmSU":
         left[0] -= value.size
         return ["a", value.dtype.str, list(value.shape), numpy.ascontiguousarray(value).tobytes().hex()]
     if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)) and kind.__module__ == "numpy":
         return ["a0", value.dtype.str, value.tobytes().hex()] if kind.__name__ != "ndarray" else ["l", items(value)]
+    for form in _FORMS:
+        if form.subclasses and isinstance(value, form.kind):
+            return [form.tag, *form.write(value)]
+    if BUILT_IN.get(getattr(value, "__name__", "")) is value and isinstance(value, type):
+        return ["g", value.__name__]
     found: list[Any] = handle(value)
     return found
 
