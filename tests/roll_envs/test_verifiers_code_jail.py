@@ -301,6 +301,20 @@ ROWS: dict[str, tuple[str, str, Any]] = {
             "entry_point": "f",
         },
     ),
+    "a prompt in a column within a column": (
+        "def f(x): return double(x)",
+        "def f(x): return x",
+        {
+            "prompt": [{"role": "user", "content": "Write f."}],
+            "reward_model": {
+                "ground_truth": {
+                    "prompt": "def double(x):\n    return 2 * x\ndef f(x):\n",
+                    "test": "def check(candidate):\n    assert candidate(3) == double(3)",
+                    "entry_point": "f",
+                }
+            },
+        },
+    ),
     "integers of many digits": (
         "def f(x): return 10**x",
         "def f(x): return 10**x + 1",
@@ -374,6 +388,14 @@ def test_a_reference_without_tests_is_described() -> None:
         read_plan({"tsets": ["assert f(1)"], "title": ""})
     with pytest.raises(Unusable, match="it is a mapping of tsets; "):
         read_plan({"reward_model": {"ground_truth": json.dumps({"tsets": ["assert f(1)"]})}})
+
+
+@pytest.mark.parametrize("text", ["[" * 900_000, "[" + "1," * 450_000 + "x]", f"[{'9,' * 9}{'9' * 1_000_000}]"])
+def test_a_row_that_is_costly_to_read_holds_up_nobody(text: str) -> None:
+    started = time.process_time()
+    for row in ({"asserts": text}, {"asserts": "assert f(1)", "prompt": text, "entry_point": "f"}):
+        read_plan(row)
+    assert time.process_time() - started < 0.5  # a literal of this length took 3 s and 700 MB
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ class Plan:
 
 
 _MOST_BYTES = 256 << 20
-_MOST_DIGITS, _MOST_LITERAL = 50_000, 1_000_000
+_MOST_DIGITS, _MOST_SOURCE = 20_000, 100_000
+"""Of integers and of Python in a row that are read here: no thread of this process runs meanwhile."""
 _COLUMNS = ("inputs", "outputs")
 _INPUT_OUTPUT = ("input_output", "ground_truth", "verification_info", "reward_model", "test_cases", "public_test_cases")
 # MBPP+ has the tests that it adds in test, beside the old test_list.
@@ -95,7 +96,7 @@ def read_plan(reference: Any, check: Check = lambda content: None) -> Plan:
         said = reader.where or f"a {type(reference).__name__} with nothing to run"
         raise Unusable(f"the reference has no tests: it is {said}; docs/verifiers.md lists the forms")
     try:
-        ast.parse(plan.checker)
+        ast.parse(plan.checker if len(plan.checker) <= _MOST_SOURCE else "")
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise Unusable(f"the checker must be a program in Python: {error}") from None
     return plan
@@ -151,9 +152,10 @@ class _Reader:
                 raise Unusable(f"{key!r} is {str(row[key])[:100]!r}; only stdin and stdout are judged")
         self._add_tests(row, from_json)
         plan, entry, prefix, prompt = self.plan, _text(row, "entry_point"), _text(row, "prefix"), row.get("prompt")
-        given = given_code(prompt, entry) if entry and isinstance(prompt, str) else []
-        prefix = prefix or "\n".join(map(ast.unparse, given))
-        plan.helpers, plan.prompt = prefix if entry else "", prompt if entry and isinstance(prompt, str) else ""
+        prompt = prompt if entry and isinstance(prompt, str) and len(prompt) <= _MOST_SOURCE else ""
+        prefix = prefix or "\n".join(map(ast.unparse, given_code(prompt, entry)))
+        # A column within a column may have had them.
+        plan.helpers, plan.prompt = (prefix if entry else "") or plan.helpers, prompt or plan.prompt
         plan.prefix, plan.entry_point = prefix or plan.prefix, entry or plan.entry_point
         plan.checker = _text(row, "checker") or _text(row, "generated_checker") or plan.checker
 
@@ -287,10 +289,10 @@ def _parsed(text: str) -> Any:
 
 def _readings(text: str) -> list[Any]:
     """What a text may mean: its JSON, or itself and the literal of Python in it."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         return [json.loads(text, parse_int=_whole)]
     with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-        return [text, ast.literal_eval(text)] if len(text) <= _MOST_LITERAL else [text]
+        return [text, ast.literal_eval(text)] if len(text) <= _MOST_SOURCE else [text]
     return [text]
 
 

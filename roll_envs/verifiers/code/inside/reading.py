@@ -281,7 +281,7 @@ class Checks(ast.NodeTransformer):
         if isinstance(node, (ast.Import, ast.ImportFrom, ast.Return, ast.Break, ast.Continue, ast.Global, ast.Pass)):
             return [_call("at"), node]
         name = ast.unparse(node)
-        made = node if isinstance(node, ast.Assert) else self._within(node)
+        made = node if isinstance(node, ast.Assert) else self.visit_With(node)
         return [_call("at"), self._wrapped(made, counts=counts, name=name)]  # type: ignore[arg-type]
 
     def _wrapped(self, node: ast.stmt, *, counts: bool, name: str = "", must: bool = False) -> ast.stmt:
@@ -300,10 +300,7 @@ class Checks(ast.NodeTransformer):
     def _checks_in(self, node: ast.AST) -> bool:
         return any(_is_check(n) or _name_of(n) in self._checking for n in ast.walk(node))
 
-    def visit_With(self, node: ast.With) -> ast.AST:
-        return self._within(node)
-
-    def _within(self, node: ast.stmt) -> ast.AST:
+    def visit_With(self, node: ast.stmt) -> ast.AST:
         """Say before which statements of a ``with`` an exception leaves out no check."""
         last = node.body[-1] if isinstance(node, ast.With) else None
         may_end = isinstance(last, ast.Expr) and not self._checks_in(last)
