@@ -184,11 +184,11 @@ class Answer:
         facts = {
             "type": kind.__name__,
             "calls": callable(value),
-            "name": getattr(value, "__name__", ""),
+            "name": getattr(value, "__name__", "") if callable(value) else "",
             "class": isinstance(value, type),
             "awaits": inspect.iscoroutine(value),
             "next": hasattr(kind, "__next__"),
-            "content": isinstance(value, CONTENT),
+            "content": next((each.__name__ for each in CONTENT if issubclass(type(value), each)), ""),
             "generator": isinstance(value, types.GeneratorType),
         }
         if isinstance(value, type) and issubclass(value, BaseException):

@@ -254,7 +254,8 @@ class Remote:
     def __getattribute__(self, name: str) -> Any:
         facts = facts_of(self)
         if name == "__class__":
-            return types.GeneratorType if facts.get("generator") else Remote
+            content = {each.__name__: each for each in CONTENT}.get(str(facts.get("content")), Remote)
+            return types.GeneratorType if facts.get("generator") else content
         if name in ("__name__", "__qualname__") and facts.get("calls"):
             return str(facts.get("name"))
         # Libraries look for such names; the answer's own must not tell them anything.
@@ -330,8 +331,9 @@ def _may_ask(one: Remote, other: Any) -> bool:
 
 def _equal(one: Remote, other: Any) -> bool:
     link = link_of(one)
-    if isinstance(other, CONTENT) and facts_of(one).get("content"):
-        return bool(link.operate("content", one) == other)
+    if type(other) is not Remote and isinstance(other, CONTENT) and facts_of(one).get("content"):
+        held = link.operate("content", one)
+        return type(held) is not Remote and bool(held == other)  # one that holds itself does not come out
     if not _may_ask(one, other) or link.operate("eq", one, other) is not True:
         return False
     if isinstance(other, Remote):
