@@ -314,7 +314,7 @@ class Checks(ast.NodeTransformer):
         return [_call("at"), node, _call("hard")]
 
     def visit_Expr(self, node: ast.Expr) -> Any:
-        return [_call("at"), node, *([_call("hard")] if _asserts(node) else [])]
+        return [_call("at"), node, *([_call("hard")] if _is_check(node) else [])]
 
 
 def must_assert(body: list[ast.stmt]) -> bool:
@@ -327,13 +327,10 @@ def must_assert(body: list[ast.stmt]) -> bool:
 
 
 def _is_check(node: ast.AST) -> bool:
-    return isinstance(node, ast.Assert) or _asserts(node)
-
-
-def _asserts(node: ast.AST) -> bool:
-    """Whether it calls a method such as assertEqual, or a library's assert_allclose."""
+    """Whether it is an assert, or calls a method such as assertEqual, or a library's assert_allclose."""
     call = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2].startswith("assert")
+    named = isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2].startswith("assert")
+    return named or isinstance(node, ast.Assert)
 
 
 def _call(method: str) -> ast.stmt:
