@@ -14,6 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from plain_sandbox import NONE, PlainSandbox
 
@@ -64,6 +65,7 @@ def test_a_wrong_answer_is_zero_and_never_no_verdict(box: Sandbox, name: str) ->
         ("assert f(1)\nassert f([0] * 300_000) == 3", "ValueError"),
         ("f(1)\nfor n in range(30_000):\n    assert n >= 0", "more than 20000 checks"),
         ("from unittest.mock import patch\nwith patch('solution.g'):\n    assert f(1) == 2", "patch"),
+        ("import inspect\nassert list(inspect.signature(f).parameters) == ['x'] and f(1) == 2", "signature"),
     ],
 )
 @pytest.mark.parametrize("code", ["def f(x): return x + 1", "def f(x): return 'no'"])
@@ -253,6 +255,91 @@ ROWS: dict[str, tuple[str, str, Any]] = {
         "def f(x): return 1",
         {"inputs": [], "outputs": [], "fn_name": "f", "assert_case": ["assert f(1) == 2"]},
     ),
+    "the function of rStar": (
+        "def f(x): return x + 1",
+        "def f(x): return x",
+        {"inputs": json.dumps([[1]]), "outputs": json.dumps([2]), "func_name": "f"},
+    ),
+    "literals of Python": (
+        "def f(x): return x is None",
+        "def f(x): return x",
+        {"fn_name": "f", "inputs": ["None"], "outputs": ["True"]},
+    ),
+    "a row as Python writes it": (DOUBLE, "print(7)", {"verification_info": repr({"test_cases": STDIN, "more": None})}),
+    "named arguments": (
+        "class Solution:\n    def f(self, a, t): return a.index(t)",
+        "class Solution:\n    def f(self, a, t): return 0",
+        {"entry_point": "Solution().f", "input_output": [{"input": "a = [3, 20], t = 20", "output": "1"}]},
+    ),
+    "the tests that MBPP+ adds": (
+        "def f(x): return x + 1",
+        "def f(x): return 2",
+        {"test_list": ["assert f(1) == 2"], "test": "for i, o in zip([[1], [5]], [2, 6]):\n    assert f(*i) == o"},
+    ),
+    "official tests": (
+        DOUBLE,
+        "print(7)",
+        {"official_tests": STDIN, "generated_tests": 12, "input_mode": "stdio", "generated_checker": None},
+    ),
+    "arrays of pandas": (
+        "def f(x): return x + 1",
+        "def f(x): return x",
+        {"test_list": np.array(["assert f(1) == 2", "assert f(2) == 3"], dtype=object), "test_imports": np.array([])},
+    ),
+    "columns that are arrays of pandas": (
+        DOUBLE,
+        "print(7)",
+        {"public_tests": {"input": np.array(["3"], dtype=object), "output": np.array(["6"], dtype=object)}},
+    ),
+    "no input": ("print(6)", "print(7)", {"stdin": [{"input": None, "output": "6"}]}),
+    "the rest of a prompt": (
+        "    return reduce(max, x)",
+        "    return x[0]",
+        {
+            "prompt": 'from functools import reduce\n\ndef f(x):\n    """The largest."""\n',
+            "test": "def check(candidate):\n    assert candidate([1, 2]) == 2",
+            "entry_point": "f",
+        },
+    ),
+    "a prompt in a column within a column": (
+        "def f(x): return double(x)",
+        "def f(x): return x",
+        {
+            "prompt": [{"role": "user", "content": "Write f."}],
+            "reward_model": {
+                "ground_truth": {
+                    "prompt": "def double(x):\n    return 2 * x\ndef f(x):\n",
+                    "test": "def check(candidate):\n    assert candidate(3) == double(3)",
+                    "entry_point": "f",
+                }
+            },
+        },
+    ),
+    "integers of many digits": (
+        "def f(x): return 10**x",
+        "def f(x): return 10**x + 1",
+        f'{{"fn_name": "f", "inputs": [[5000]], "outputs": [1{"0" * 5000}]}}',
+    ),
+    "integers of many digits as text": (
+        "def f(x): return str(10**x)",
+        "def f(x): return str(9**x)",
+        {"test_list": ["assert f(5000) == str(10**5000)"]},
+    ),
+    "integers of many digits in a program": (
+        "print(10**int(input()))",
+        "print(9**int(input()))",
+        {"inputs": ["5000"], "outputs": [f"1{'0' * 5000}"]},
+    ),
+    "deep calls": (
+        "def f(x): return x and 1 + f(x - 1)",
+        "def f(x): return f(x)",
+        {"fn_name": "f", "inputs": [[5000]], "outputs": [5000]},
+    ),
+    "deep calls in a program": (
+        "def f(x): return x and 1 + f(x - 1)\nprint(f(int(input())))",
+        "def f(x): return f(x)\nprint(f(int(input())))",
+        {"inputs": ["5000"], "outputs": ["5000"]},
+    ),
     "checker": (
         "print('1 2')",
         "print('1 3')",
@@ -299,6 +386,34 @@ def test_a_reference_without_tests_is_described() -> None:
         read_plan([])
     with pytest.raises(Unusable, match="it is a mapping of tsets, title; "):
         read_plan({"tsets": ["assert f(1)"], "title": ""})
+    with pytest.raises(Unusable, match="it is a mapping of tsets; "):
+        read_plan({"reward_model": {"ground_truth": json.dumps({"tsets": ["assert f(1)"]})}})
+
+
+@pytest.mark.parametrize("text", ["[" * 900_000, "[" + "1," * 450_000 + "x]", f"[{'9,' * 9}{'9' * 1_000_000}]"])
+def test_a_row_that_is_costly_to_read_holds_up_nobody(text: str) -> None:
+    started = time.process_time()
+    for row in ({"asserts": text}, {"asserts": "assert f(1)", "prompt": text, "entry_point": "f"}):
+        read_plan(row)
+    assert time.process_time() - started < 0.5  # a literal of this length took 3 s and 700 MB
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"inputs": ["1"], "outputs": [None]}, "the output of a run must be a text or a list of lines, not 'None'"),
+        ({"inputs": [{"stdin": "1"}], "outputs": ["1"]}, "the input of a run must be"),
+        ({"inputs": [b"1"], "outputs": ["1"]}, "the input of a run must be"),
+        ({"public_tests": {"input": ["1"], "output": ["1"]}, "input_file": "input.txt"}, "'input_file' is 'input.txt'"),
+        ({"official_tests": STDIN, "input_mode": "file"}, "'input_mode' is 'file'"),
+        ({"official_tests": STDIN, "interaction_format": "Print ?"}, "'interaction_format' is 'Print"),
+        ({"fn_name": "f", "inputs": ["root = [1, null]"], "outputs": ["1"]}, "the arguments 'root = "),
+        ({"inputs": ["1"], "outputs": ["1"], "checker": '#include "testlib.h"\nint main(){}'}, "a program in Python"),
+    ],
+)
+def test_what_cannot_be_read_is_named(row: Any, words: str) -> None:
+    with pytest.raises(Unusable, match=re.escape(words)):
+        read_plan(row)
 
 
 def test_a_checker_that_crashes_is_a_fault_of_the_row_only_on_the_right_output(box: Sandbox) -> None:

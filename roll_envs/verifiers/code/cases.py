@@ -3,8 +3,9 @@
 Accepted are rows as they are published, also as JSON text: test code (MBPP; HumanEval and EvalPlus with
 ``entry_point``; test files of KodCode and BigCodeBench), ``{"inputs", "outputs", "fn_name"}`` (APPS, TACO, Eurus),
 lists of ``{"input", "output", "testtype" or "type"}`` (LiveCodeBench, its private tests compressed; DeepCoder,
-SYNTHETIC-1 under ``test_cases``), ``public_tests`` / ``private_tests`` / ``generated_tests`` (CodeContests), and
-``stdin``, ``calls``, ``test_file``. ``checker``: a Python program that says whether an output is right.
+SYNTHETIC-1 under ``test_cases``), ``public_tests`` / ``private_tests`` / ``generated_tests`` (CodeContests),
+``official_tests`` (Codeforces), and ``stdin``, ``calls``, ``test_file``. ``checker``: a Python program that says
+whether an output is right. Left out: tasks whose programs read and write files, or talk with another program.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import contextlib
 import itertools
 import json
 import pickletools
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from roll_envs.verifiers.code.inside.reading import given_code
@@ -56,6 +59,8 @@ class Plan:
 
     prefix: str = ""
     """Code that is put before the candidate's code."""
+    prompt: str = ""
+    """Code that a candidate may complete, beginning in the body of the function."""
     helpers: str = ""
     """Where tests with an entry point take their functions from: the prefix, or what the prompt gives."""
     entry_point: str = ""
@@ -68,10 +73,17 @@ class Plan:
 
 
 _MOST_BYTES = 256 << 20
+_MOST_DIGITS, _MOST_SOURCE = 20_000, 100_000
+"""Of integers and of Python in a row that are read here: no thread of this process runs meanwhile."""
+_COLUMNS = ("inputs", "outputs")
 _INPUT_OUTPUT = ("input_output", "ground_truth", "verification_info", "reward_model", "test_cases", "public_test_cases")
-_CODE_KEYS = ("asserts", "test_list", "tests", "test", "test_code", "test_file", "assert_case")
-_SPLIT = tuple(f"{kind}_{of}" for kind in ("public", "private", "generated") for of in ("tests", "test_cases"))
-_OF_THE_FUNCTION = ("fn_name", "entry_point", "metadata")
+# MBPP+ has the tests that it adds in test, beside the old test_list.
+_CODE_KEYS = ("asserts", "test", "test_list", "tests", "test_code", "test_file", "functional", "assert_case")
+_KINDS = ("public", "private", "generated", "official")
+_SPLIT = tuple(f"{kind}_{of}" for kind in _KINDS for of in ("tests", "test_cases"))
+_OF_THE_FUNCTION = ("fn_name", "func_name", "entry_point", "metadata")
+_NOT_STANDARD = ("input_file", "output_file", "input_mode", "interaction_format")
+"""By which CodeContests and Codeforces say that a program reads files or talks with another program."""
 
 
 def read_plan(reference: Any, check: Check = lambda content: None) -> Plan:
@@ -81,10 +93,12 @@ def read_plan(reference: Any, check: Check = lambda content: None) -> Plan:
     reader.add(reference, {}, False)
     plan = reader.plan
     if not (plan.asserts or plan.calls or plan.runs):
-        found, _ = reader.unpacked(reference)
-        keys = ", ".join(map(str, found)) if isinstance(found, Mapping) else ""
-        said = f"a mapping of {keys}" if keys else f"a {type(found).__name__} with nothing to run"
+        said = reader.where or f"a {type(reference).__name__} with nothing to run"
         raise Unusable(f"the reference has no tests: it is {said}; docs/verifiers.md lists the forms")
+    try:
+        ast.parse(plan.checker if len(plan.checker) <= _MOST_SOURCE else "")
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise Unusable(f"the checker must be a program in Python: {error}") from None
     return plan
 
 
@@ -93,13 +107,15 @@ class _Reader:
 
     def __init__(self, check: Check) -> None:
         self._check, self.plan = check, Plan()
+        self.where = ""
+        """The innermost column that was read."""
 
     def unpacked(self, given: Any) -> tuple[Any, bool]:
         """What a text holds: JSON, compressed tests of LiveCodeBench, or test code; and whether it was JSON."""
         # A text that begins like JSON and is none is test code.
         if isinstance(given, str) and given.lstrip()[:1] in ("{", "["):
-            with contextlib.suppress(ValueError):
-                return json.loads(given), True
+            found = _parsed(given)
+            return found, found is not given
         if isinstance(given, str) and len(given) > 16 and given.isascii() and not any(m in given for m in " (\t:"):
             with contextlib.suppress(binascii.Error, zlib.error, ValueError):
                 unpacker = zlib.decompressobj()
@@ -112,7 +128,7 @@ class _Reader:
 
     def add(self, found: Any, row: Mapping[Any, Any], from_json: bool) -> None:
         """``row``: the one that ``found`` is a column of, which may name the function."""
-        plan, (found, is_json) = self.plan, self.unpacked(found)
+        plan, (found, is_json) = self.plan, self.unpacked(_lists(found))
         from_json = from_json or is_json
         if isinstance(found, str):
             plan.asserts += [found] if found.strip() else []
@@ -129,11 +145,17 @@ class _Reader:
                 self._add_case(item, row)
 
     def _add_row(self, row: Mapping[Any, Any], from_json: bool) -> None:
+        row = {key: _lists(value) for key, value in row.items()}
+        self.where = f"a mapping of {', '.join(map(str, row))}" if row else self.where
+        for key in _NOT_STANDARD:
+            if row.get(key) not in (None, "", "stdio", "stdin", "stdout"):
+                raise Unusable(f"{key!r} is {str(row[key])[:100]!r}; only stdin and stdout are judged")
         self._add_tests(row, from_json)
         plan, entry, prefix, prompt = self.plan, _text(row, "entry_point"), _text(row, "prefix"), row.get("prompt")
-        given = given_code(prompt, entry) if entry and isinstance(prompt, str) else []
-        prefix = prefix or "\n".join(map(ast.unparse, given))
-        plan.helpers = prefix if entry else ""
+        prompt = prompt if entry and isinstance(prompt, str) and len(prompt) <= _MOST_SOURCE else ""
+        prefix = prefix or "\n".join(map(ast.unparse, given_code(prompt, entry)))
+        # A column within a column may have had them.
+        plan.helpers, plan.prompt = (prefix if entry else "") or plan.helpers, prompt or plan.prompt
         plan.prefix, plan.entry_point = prefix or plan.prefix, entry or plan.entry_point
         plan.checker = _text(row, "checker") or _text(row, "generated_checker") or plan.checker
 
@@ -147,7 +169,8 @@ class _Reader:
         if row.get("stdin"):
             plan.runs += map(_run, row["stdin"])
             return
-        if columns := [row[key] for key in _SPLIT if row.get(key)]:
+        # Codeforces has the number of generated tests in their place.
+        if columns := [row[key] for key in _SPLIT if row.get(key) and not isinstance(row[key], int)]:
             for column in columns:
                 self.add(column, row, from_json)
             return
@@ -191,9 +214,9 @@ def _pickled_text(data: bytes) -> str:
 
 def _inputs(row: Mapping[Any, Any]) -> tuple[list[Call], list[Run]]:
     """The tests in columns of inputs and outputs."""
-    inputs: Any = row.get("inputs")
-    outputs: Any = row.get("outputs")
-    if not (_has(row, "inputs") or _has(row, "outputs")):
+    columns: list[Any] = [row.get(key) for key in _COLUMNS]
+    inputs, outputs = (_parsed(column) if isinstance(column, str) else column for column in columns)
+    if not any(_has(row, key) for key in _COLUMNS):
         inputs, outputs = row.get("input"), row.get("output")
         if not isinstance(inputs, list | tuple):
             return [], []
@@ -203,7 +226,7 @@ def _inputs(row: Mapping[Any, Any]) -> tuple[list[Call], list[Run]]:
     pairs, name = list(zip(inputs, outputs, strict=True)), _function_of(row)
     if name:
         return [_function_case(name, given, wanted) for given, wanted in pairs], []
-    return [], [Run(stdin=_lines(given), output=_lines(wanted)) for given, wanted in pairs]
+    return [], [_run({"input": given, "output": wanted}) for given, wanted in pairs]
 
 
 def _has(reference: Mapping[Any, Any], key: str) -> bool:
@@ -214,7 +237,8 @@ def _function_of(row: Mapping[Any, Any]) -> str:
     metadata = row.get("metadata")
     metadata = _parsed(metadata) if isinstance(metadata, str) else metadata
     named = metadata.get("func_name") if isinstance(metadata, Mapping) else None
-    return _text(row, "fn_name") or (named if isinstance(named, str) else "") or _text(row, "entry_point")
+    named = _text(row, "fn_name") or _text(row, "func_name") or (named if isinstance(named, str) else "")
+    return named or _text(row, "entry_point")
 
 
 def _call(item: Any, from_json: bool) -> Call:
@@ -231,34 +255,63 @@ def _call(item: Any, from_json: bool) -> Call:
 def _run(item: Any) -> Run:
     if not isinstance(item, Mapping) or "output" not in item:
         raise Unusable(f"a run needs 'output' and may have 'input': {str(item)[:100]!r}")
-    return Run(stdin=_lines(item.get("input", "")), output=_lines(item["output"]))
+    given = item.get("input")
+    return Run(stdin="" if given is None else _lines(given, "input"), output=_lines(item["output"], "output"))
 
 
 def _function_case(name: str, given: Any, wanted: Any) -> Call:
-    """Arguments are a list, or JSON texts one a line; beside a list a text may be the result or its JSON."""
+    """Arguments are a list, or a text; beside a list a text may be the result or its JSON."""
     expected = [wanted]
     if isinstance(wanted, list) and len(wanted) == 1:
         expected.append(wanted[0])
-    elif isinstance(wanted, str) and isinstance(given, str):
-        expected = [_parsed(wanted)]
     elif isinstance(wanted, str):
-        expected.append(_parsed(wanted))
-    if isinstance(given, str):
-        given = [_parsed(line) for line in given.splitlines() if line.strip()]
+        expected = [*([] if isinstance(given, str) else expected), *_readings(wanted)]
+    given = _arguments(given) if isinstance(given, str) else given
     args = tuple(given) if isinstance(given, Sequence) else (given,)
     return Call(function=name, args=args, kwargs={}, expected=expected, from_json=True)
 
 
-def _parsed(text: str) -> Any:
+def _arguments(text: str) -> list[Any]:
+    """JSON or Python's literals one a line, or ``nums = [3, 3], target = 6``, as on LeetCode."""
+    if not re.match(r"\s*[A-Za-z_]\w* ?= ?[^=\s]", text):
+        return [_parsed(line) for line in text.splitlines() if line.strip()]
     try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        call: Any = ast.parse(f"f({text})", mode="eval").body
+        return [ast.literal_eval(each.value) for each in call.keywords]
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise Unusable(f"the arguments {text[:100]!r} cannot be read") from None
 
 
-def _lines(value: Any) -> str:
+def _parsed(text: str) -> Any:
+    """The value of JSON or of a literal of Python; any other text as it is."""
+    return _readings(text)[-1]
+
+
+def _readings(text: str) -> list[Any]:
+    """What a text may mean: its JSON, or itself and the literal of Python in it."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return [json.loads(text, parse_int=_whole)]
+    with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        return [text, ast.literal_eval(text)] if len(text) <= _MOST_SOURCE else [text]
+    return [text]
+
+
+def _whole(digits: str) -> int:
+    """Also one of more digits than ``int`` reads."""
+    return int(digits if len(digits) < 4000 or len(digits) > _MOST_DIGITS else Decimal(digits))
+
+
+def _lists(value: Any) -> Any:
+    """Lists in place of arrays, which pandas has in their place."""
+    is_array = type(value).__module__ == "numpy" and hasattr(value, "tolist") and value.ndim
+    return [_lists(item) for item in value.tolist()] if is_array else value
+
+
+def _lines(value: Any, name: str) -> str:
     if isinstance(value, list | tuple):
         return "\n".join(map(str, value))
+    if not isinstance(value, str | int | float):
+        raise Unusable(f"the {name} of a run must be a text or a list of lines, not {str(value)[:100]!r}")
     return str(value)
 
 

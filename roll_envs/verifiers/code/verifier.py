@@ -35,7 +35,10 @@ from roll_envs.verifiers.types import Failed, Score, Verdict
 _RunSeconds = Annotated[Seconds, Field(le=1e6)]
 _SHOWN = 3
 _SIDE_BY_SIDE = 4
-_UNKNOWN = re.compile(rb"NameError: name '([A-Za-z]+)' is not defined")
+_LACKS = re.compile(
+    rb"NameError: name '([A-Za-z]+)' is not defined|RecursionError: maximum|ValueError: Exceeds the limit"
+)
+"""How a program ends that takes names for granted, or limits as public judges have them."""
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _MISSING = re.compile(r"No module named '(\w+)")
 _LIBRARIES = frozenset("numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests".split())
@@ -108,6 +111,8 @@ class CodeVerifier:
     def cases(self, source: str, plan: Plan) -> list[CaseResult]:
         """The result of each test of a program. Raises :class:`Unusable` for tests that are at fault or that only their
         own jail beside the program could run, and what the sandbox raises."""
+        if source.lstrip("\n")[:1] in (" ", "\t"):
+            source = plan.prompt + source
         source = _behind(plan.prefix, source) if plan.prefix else source
         if len(source) > _MAX_SOURCE:
             detail = f"the code has {len(source)} characters; at most {_MAX_SOURCE} are judged"
@@ -161,9 +166,9 @@ class CodeVerifier:
             return explained(sandbox.run(program, limits=self.limits, timeout_s=timeout_s))
 
         result = run(source)
-        unknown = _UNKNOWN.search(result.stderr) if self.language == "python" else None
-        if unknown and hasattr(preamble, unknown[1].decode()):
-            result = run(_behind(inspect.getsource(preamble), source))
+        lacks = _LACKS.search(result.stderr) if self.language == "python" else None
+        if lacks and hasattr(preamble, (lacks[1] or b"raise_limits").decode()):
+            result = run(_behind(inspect.getsource(preamble) + "\nraise_limits()\n", source))
         if result.compile is not None and not result.compile.ok:
             said = result.compile.stderr[-300:].decode(errors="replace")
             ended = result.compile.status
@@ -278,7 +283,7 @@ def _explained(cases: list[CaseResult], fault: str) -> list[CaseResult]:
 def _orders(plan: Plan, tolerance: float) -> dict[str, Any]:
     """What the jail of the tests is told. Raises :class:`Unusable`."""
     if plan.asserts and not any(re.search(r"\b(assert|raises|def test)", text) for text in plan.asserts):
-        raise Unusable("the tests check nothing")
+        raise Unusable(f"the tests check nothing: {plan.asserts[0][:100]!r}")
 
     def refuse(value: Any) -> Any:
         raise Unusable(f"a {type(value).__name__} cannot be sent into the sandbox")

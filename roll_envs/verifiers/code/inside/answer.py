@@ -21,9 +21,11 @@ import types
 import typing
 from typing import Any
 
-from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode
+from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode, raise_limits
 from roll_envs.verifiers.code.inside.values import CONTENT, Nodes, decode, encode
 
+_CHANGING = ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd")
+"""Tags of values that can be changed in place."""
 STACK_BYTES = 64 << 20
 
 
@@ -38,6 +40,7 @@ class Answer:
         self._inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.space: dict[str, Any] = {}
+        raise_limits()
         threading.stack_size(STACK_BYTES)
         threading.Thread(target=self._serve, daemon=True).start()
         self._reply(identity)
@@ -134,18 +137,25 @@ class Answer:
             value = [] if value is None and re.search("ListNode|TreeNode", kind) else self._nodes_out(value)
         # An argument that the call changed in place goes back too.
         before, now = [*args, *named.values()], [*given, *names.values()]
+        same = [i for i, each in enumerate(now) if each is value and before[i][0] in _CHANGING]
         after = [self._again(old, new) for old, new in zip(before, now)]  # noqa: B905  node lists keep the length
-        reply = {"value": self._encode(value), "table": own.table(self._encode)}
+        reply = {"value": ["n"], "same": same[0]} if same else {"value": self._encode(value)}
+        reply["table"] = own.table(self._encode)
         return reply | ({"after": after} if any(after) else {})
 
     def _again(self, old: list[Any], value: Any) -> Any:
-        if old[0] not in ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd"):
+        if old[0] not in _CHANGING:
             return None
         new = self._encode(value)
         return new if new != old else None
 
     def _do_op(self, name: str, args: list[Any]) -> dict[str, Any]:
         return {"value": self._encode(_OPERATIONS[name](*map(self._decode, args)))}
+
+    def _do_exit(self, target: Any, raised: list[str] | None) -> dict[str, Any]:
+        error = self._error(*raised) if raised else None
+        value = self._target(target)
+        return {"value": self._encode(bool(type(value).__exit__(value, error and type(error), error, None)))}
 
     def _do_take(self, target: Any, most: int) -> dict[str, Any]:
         """At most ``most`` items of an iterator, and whether it has ended."""
@@ -174,11 +184,11 @@ class Answer:
         facts = {
             "type": kind.__name__,
             "calls": callable(value),
-            "name": getattr(value, "__name__", ""),
+            "name": getattr(value, "__name__", "") if callable(value) else "",
             "class": isinstance(value, type),
             "awaits": inspect.iscoroutine(value),
             "next": hasattr(kind, "__next__"),
-            "content": isinstance(value, CONTENT),
+            "content": next((each.__name__ for each in CONTENT if issubclass(type(value), each)), ""),
             "generator": isinstance(value, types.GeneratorType),
         }
         if isinstance(value, type) and issubclass(value, BaseException):
@@ -208,9 +218,13 @@ class Answer:
         while "do" in (message := json.loads(self._inbox.get())):
             self._outbox.put(self._handled(message))
         if "fault" in message:
-            kinds = {kind.__name__: kind for kind in _errors(Exception)}
-            raise kinds.get(message["fault"], Exception)(message["text"])
+            raise self._error(message["fault"], message["text"])
         return self._decode(message["value"])
+
+    def _error(self, name: str, text: str) -> Exception:
+        """An exception of the tests: a built-in one, or of a class of the answer."""
+        kind = {kind.__name__: kind for kind in _errors(Exception)}.get(name) or self.space.get(name)
+        return kind(text) if isinstance(kind, type) and issubclass(kind, Exception) else Exception(text)
 
     def _nodes_in(self, function: Any, args: list[Any]) -> list[Any]:
         """Lists as ListNode or TreeNode where the annotation of a parameter says so, as on LeetCode."""
@@ -301,5 +315,4 @@ _OPERATIONS: dict[str, typing.Callable[..., Any]] = {
     # What a container with methods of its own holds, as a plain one.
     "content": lambda value: next(kind for kind in CONTENT if isinstance(value, kind))(value),
     "await": _await,
-    "exit": lambda value: type(value).__exit__(value, None, None, None),
 }

@@ -1,4 +1,4 @@
-"""Names that published rows take for granted; they stand below the answer's own, so tests never find them there."""
+"""Names that published rows take for granted, below the answer's own, so tests never find them there; and limits."""
 # ruff: noqa: F401, F403, F405, I001, UP029
 # mypy: disable-error-code="assignment"
 
@@ -43,3 +43,9 @@ class TreeNode:
 
     def __init__(self, val: Any = 0, left: Any = None, right: Any = None) -> None:
         self.val, self.left, self.right = val, left, right
+
+
+def raise_limits() -> None:
+    """Let functions call themselves as deep, and integers be printed as long, as public judges do."""
+    sys.setrecursionlimit(50_000)
+    sys.set_int_max_str_digits(50_000)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -37,10 +38,13 @@ class Link:
     """The conversation with the answer's jail, by way of the judge, which sees only opaque lines."""
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
+        self._connection, self._lock = connection, threading.RLock()
         self.asked = 0
         self.inside = 0
         self.untouched = True
+        self.raises = False
+        """Whether no check is left out where the statement that runs, in a ``with``, raises an exception."""
+        self.raised: BaseException | None = None
         self._over = False
         self.load_fault = ""
         self.time_s, self.memory_mb = 0.0, 0.0
@@ -58,8 +62,9 @@ class Link:
         """Raises :class:`Fault`, and what the answer raised, as an exception of this jail."""
         message = {"do": do, "with": arguments}
         self.asked += do != "names"
-        while "call" in (reply := self._exchange(message)):
-            message = self._called_back(reply)
+        with self._lock:  # tests may have threads
+            while "call" in (reply := self._exchange(message)):
+                message = self._called_back(reply)
         if "fault" in reply:
             self._raise(reply["fault"], stops=arguments[0] == "next")
         return reply
@@ -116,7 +121,8 @@ class Link:
             for mine, theirs in zip([*args, *named.values()], after):  # noqa: B905  a forged reply may have others
                 if theirs is not None:
                     sync(mine, self.decode(theirs))
-        return self.decode(reply.get("value"))
+        same, given = reply.get("same"), [*args, *named.values()]  # the result is one of the arguments
+        return given[same] if isinstance(same, int) and same in range(len(given)) else self.decode(reply.get("value"))
 
     def operate(self, name: str, *args: Any) -> Any:
         """An operation of Python in the answer's jail."""
@@ -248,7 +254,8 @@ class Remote:
     def __getattribute__(self, name: str) -> Any:
         facts = facts_of(self)
         if name == "__class__":
-            return types.GeneratorType if facts.get("generator") else Remote
+            content = {each.__name__: each for each in CONTENT}.get(str(facts.get("content")), Remote)
+            return types.GeneratorType if facts.get("generator") else content
         if name in ("__name__", "__qualname__") and facts.get("calls"):
             return str(facts.get("name"))
         # Libraries look for such names; the answer's own must not tell them anything.
@@ -302,8 +309,15 @@ class Remote:
     def __ne__(self, other: object) -> bool:
         return not _equal(self, other)
 
-    def __exit__(self, *_: object) -> bool:
-        return bool(link_of(self).operate("exit", self))
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """The answer may stop an exception, but none that says that it is wrong or by which checks are left out."""
+        link = link_of(self)
+        if error is not None and not isinstance(error, Exception):
+            return False
+        if link.raises:
+            link.raised, link.raises = error, False
+        stopped = link.decode(link.ask("exit", target_of(self), error and [type(error).__name__, str(error)])["value"])
+        return stopped is True and error is link.raised and not isinstance(error, AssertionError)
 
 
 # Past the attributes of the answer, which __getattribute__ gives.
@@ -317,8 +331,9 @@ def _may_ask(one: Remote, other: Any) -> bool:
 
 def _equal(one: Remote, other: Any) -> bool:
     link = link_of(one)
-    if isinstance(other, CONTENT) and facts_of(one).get("content"):
-        return bool(link.operate("content", one) == other)
+    if type(other) is not Remote and isinstance(other, CONTENT) and facts_of(one).get("content"):
+        held = link.operate("content", one)
+        return type(held) is not Remote and bool(held == other)  # one that holds itself does not come out
     if not _may_ask(one, other) or link.operate("eq", one, other) is not True:
         return False
     if isinstance(other, Remote):

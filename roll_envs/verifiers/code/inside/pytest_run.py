@@ -8,9 +8,10 @@ import io
 import pathlib
 import types
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
+_HOOKS = {f"{when}_{what}" for when in ("setup", "teardown") for what in ("module", "function")}
 Outcome = Callable[[str, BaseException | None], None]
 
 
@@ -22,13 +23,10 @@ def run_tests(module: types.ModuleType, outcome: Outcome) -> None:
     classes = [n for n, value in values.items() if n.startswith("Test") and isinstance(value, type)]
     marked = any(getattr(f, "pytestmark", None) or inspect.signature(f).parameters for f in functions.values())
     fixtures = any(type(value).__module__.startswith("_pytest") for value in values.values())
-    if marked or fixtures or any(not _is_case(values[name]) for name in classes):
+    if marked or fixtures or _HOOKS & values.keys() or any(not _is_case(values[name]) for name in classes):
         _by_pytest(module, outcome)
         return
     for name, function in functions.items():
-        for prepare in ("setup_function", "setup_module"):
-            if prepare in values and not inspect.signature(values[prepare]).parameters:
-                values[prepare]()
         try:
             result = function()
             if inspect.iscoroutine(result):
@@ -85,12 +83,14 @@ def _by_pytest(module: types.ModuleType, outcome: Outcome) -> None:
             asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
             return True
 
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
-            if call.excinfo is not None and call.excinfo.typename not in ("Skipped", "XFailed"):
-                outcome(item.name, call.excinfo.value)
-            elif call.when == "call" and call.excinfo is None:
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_makereport(self, item: Any, call: Any) -> Generator[None, Any, Any]:
+            report = yield
+            if report.failed:
+                outcome(item.name, call.excinfo.value if call.excinfo else AssertionError("it passed"))
+            elif report.passed and call.when == "call":
                 outcome(item.name, None)
+            return report
 
         def pytest_internalerror(self, excinfo: Any) -> None:
             raise excinfo.value  # perhaps of the answer, whose objects pytest looks at while it collects

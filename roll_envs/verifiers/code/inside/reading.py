@@ -25,9 +25,10 @@ CONTAINERS = {
 }
 """Classes with which tests compare what functions of the answer return -> their modules."""
 _SHARED = frozenset(
-    "open tempfile shutil subprocess mock patch MagicMock Mock monkeypatch mocker tmp_path tmpdir seed".split()
+    "open tempfile shutil subprocess mock patch MagicMock Mock monkeypatch mocker tmp_path tmpdir seed signature "
+    "getsource getfullargspec get_type_hints iscoroutinefunction is_dataclass asdict astuple".split()
 )
-"""Names by which tests reach into the process or the files of the answer."""
+"""Names by which tests reach into the process or the files of the answer, or look at its code."""
 
 
 _MODULES = frozenset(
@@ -73,6 +74,8 @@ class Code(NamedTuple):
     libraries: frozenset[str]
     tested: bool
     """Whether there are test functions or classes."""
+    asserting: frozenset[str]
+    """Test functions and methods that cannot end well without an assert (:func:`must_assert`)."""
     harmless: bool
     """Whether they change nothing outside their own module."""
     containers: frozenset[str]
@@ -104,7 +107,7 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     handlers = [each for node in nodes if isinstance(node, ast.ExceptHandler) for each in ast.walk(node)]
     caught = frozenset(n.id for n in handlers if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     imported = take_imports(tree)
-    names = free_names(ast.unparse(tree), set(imported) | {"candidate"})
+    names = free_names(ast.unparse(tree), set(imported) | {"candidate", "__file__"})
     wanted = {*(source for source in imported.values() if source != "*"), *names, *([entry] if entry else [])}
     builtin = {name for name in wanted if hasattr(builtins, name)}
     if entry:
@@ -118,6 +121,9 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     if needs_check(tree, entry):
         tree.body.append(ast.parse("check(candidate)").body[0])
     tested, harmless = has_tests(tree), not libraries and all(map(_is_harmless, nodes))
+    functions = [n for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    # Classes may have methods of the same name.
+    asserting = {f.name for f in functions} - {f.name for f in functions if not must_assert(f.body)}
     whole = ast.fix_missing_locations(Checks(check=bool(entry)).visit(tree))
     code = compile(whole, "<tests>", "exec", dont_inherit=True)
     return Code(
@@ -126,6 +132,7 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
         wanted=frozenset(wanted - libraries - containers),
         libraries=frozenset(libraries),
         tested=tested,
+        asserting=frozenset(asserting),
         harmless=harmless,
         containers=frozenset(containers),
         shared=shared,
@@ -242,9 +249,14 @@ class Checks(ast.NodeTransformer):
     """Makes each check of the top level a unit of its own, and counts asserts elsewhere."""
 
     def __init__(self, *, check: bool) -> None:
-        self._check = check
+        self._check, self._loops = check, 0
+        self._checking: set[str] = set()
+        """Functions of the tests that make checks, or call others that may."""
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
+        functions = [n for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        self._checking = {f.name for f in functions}
+        self._checking = {f.name for f in functions if self._checks_in(f)}
         main = [n for n in node.body if not _is_main(n)]
         node.body = self._units(
             [*main, *(s for n in node.body if isinstance(n, ast.If) and _is_main(n) for s in n.body if _is_code(s))]
@@ -259,45 +271,66 @@ class Checks(ast.NodeTransformer):
             node.body = self._units(node.body)
             return [node]
         if isinstance(node, (ast.For, ast.While, ast.If)) and not _jumps(node):
+            must, self._loops = not self._loops and must_assert([node]), self._loops + 1
             node.body, node.orelse = self._units(node.body), self._units(node.orelse)
-            return [self._wrapped(node, counts=False)]
-        counts = (
-            isinstance(node, ast.Assert)
-            or _asserts(node)
-            or (
-                isinstance(node, (ast.With, ast.Try))
-                and any(isinstance(n, (ast.Assert, ast.With)) for n in ast.walk(node))
-            )
+            self._loops -= 1
+            return [self._wrapped(node, counts=False, must=must)]
+        counts = _is_check(node) or (
+            isinstance(node, (ast.With, ast.Try)) and any(isinstance(n, (ast.Assert, ast.With)) for n in ast.walk(node))
         )
         if isinstance(node, (ast.Import, ast.ImportFrom, ast.Return, ast.Break, ast.Continue, ast.Global, ast.Pass)):
             return [_call("at"), node]
         name = ast.unparse(node)
-        made = node if isinstance(node, ast.Assert) else self.generic_visit(node)
+        made = node if isinstance(node, ast.Assert) else self.visit_With(node)
         return [_call("at"), self._wrapped(made, counts=counts, name=name)]  # type: ignore[arg-type]
 
-    def _wrapped(self, node: ast.stmt, *, counts: bool, name: str = "") -> ast.stmt:
+    def _wrapped(self, node: ast.stmt, *, counts: bool, name: str = "", must: bool = False) -> ast.stmt:
         name = (name or ast.unparse(node)).splitlines()[0][:80]
+        start = f"__start_{self._loops}__"
         shell = ast.parse(
-            f"try:\n    __before__ = __judge__.begin()\n    pass\n    __judge__.ok({name!r}, __before__, {counts})\n"
+            f"try:\n    {start} = __judge__.begin()\n    pass\n    __judge__.ok({name!r}, {start}, {counts}, {must})\n"
             f"except BaseException:\n    __judge__.bad({name!r})"
         ).body[0]
         assert isinstance(shell, ast.Try)
         shell.body[1] = node
-        if not counts and not isinstance(node, ast.Expr):
+        if not (counts or must or isinstance(node, ast.Expr)):
             shell.body.pop()
         return ast.copy_location(shell, node)
+
+    def _checks_in(self, node: ast.AST) -> bool:
+        return any(_is_check(n) or _name_of(n) in self._checking for n in ast.walk(node))
+
+    def visit_With(self, node: ast.stmt) -> ast.AST:
+        """Say before which statements of a ``with`` an exception leaves out no check."""
+        last = node.body[-1] if isinstance(node, ast.With) else None
+        may_end = isinstance(last, ast.Expr) and not self._checks_in(last)
+        self.generic_visit(node)
+        if isinstance(node, ast.With):
+            ends = [n for n in node.body if isinstance(n, ast.Raise) or (n is last and may_end)]
+            node.body = [each for n in node.body for each in ([_call("raises"), n] if n in ends else [n])]
+        return node
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         return [_call("at"), node, _call("hard")]
 
     def visit_Expr(self, node: ast.Expr) -> Any:
-        return [_call("at"), node, *([_call("hard")] if _asserts(node) else [])]
+        return [_call("at"), node, *([_call("hard")] if _is_check(node) else [])]
 
 
-def _asserts(node: ast.stmt) -> bool:
-    """Whether it calls a method such as assertEqual, or a library's assert_allclose."""
+def must_assert(body: list[ast.stmt]) -> bool:
+    """Whether asserts, or loops of them, are among the statements, so that none is reached only for lack of values."""
+    if any(isinstance(each, (ast.Return, ast.Break, ast.Continue)) for n in body for each in ast.walk(n)):
+        return False
+    asserts = any(_is_check(n) and not isinstance(getattr(n, "test", None), ast.Constant) for n in body)
+    blocks = (n for n in body if isinstance(n, (ast.For, ast.While)) or "subTest" in ast.unparse(n).partition("\n")[0])
+    return asserts or any(must_assert(getattr(n, "body", [])) for n in blocks)
+
+
+def _is_check(node: ast.AST) -> bool:
+    """Whether it is an assert, or calls a method such as assertEqual, or a library's assert_allclose."""
     call = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2].startswith("assert")
+    named = isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2].startswith("assert")
+    return named or isinstance(node, ast.Assert)
 
 
 def _call(method: str) -> ast.stmt:

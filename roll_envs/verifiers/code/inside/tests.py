@@ -27,6 +27,7 @@ from roll_envs.verifiers.code.inside.stand_ins import Beside, Control, Diverged,
 from roll_envs.verifiers.code.inside.values import NODES
 
 _MOST_CHECKS = 20_000
+_UNREACHED = "none of its asserts was reached"
 SEPARATOR = "\x1e"
 """Between the requests of a batch; JSON text has no such character."""
 
@@ -39,6 +40,8 @@ class Template:
         self._mark, self._child = mark, 0
         self._channel: Any = None
         self._recorded: tuple[dict[str, Any], list[str]] | None = None
+        sys.setrecursionlimit(10_000)  # for lists of nodes; JSON as deep fits the stack
+        sys.set_int_max_str_digits(50_000)
         self._say(identity, "ready ")
 
     def start(self, identity: str, plan: dict[str, Any], *, live: bool = False, **how: Any) -> None:
@@ -129,7 +132,7 @@ class Tests:
         self.checks: list[dict[str, Any]] = []
         self._doubts: list[str] = []
         self._hard = self._counted = self._asked = 0
-        self._caught: frozenset[str] = frozenset()
+        self._caught = self._asserting = frozenset[str]()
 
     def found(self) -> dict[str, Any]:
         """Run the tests; their results. Raises :class:`Diverged`."""
@@ -172,7 +175,8 @@ class Tests:
     def outcome(self, name: str, error: BaseException | None) -> None:
         """A check, a test function or a method has ended, by ``error`` if one is given."""
         if error is None:
-            self._note(name, "ok")
+            missed = self._hard == self._counted and name.partition("[")[0] in self._asserting
+            self._note(name, *(("wrong", _UNREACHED) if missed else ("ok",)))
             return
         if isinstance(error, (Unusable, OwnFault, Diverged)):
             raise error
@@ -230,9 +234,10 @@ class Tests:
         module = types.ModuleType("tests")
         sys.modules["tests"] = module
         space = self.link.space = module.__dict__
-        self.link.shared, self._caught = code.shared | set(NODES), code.caught
+        space["__file__"] = "tests.py"
+        self.link.shared, self._caught, self._asserting = code.shared | set(NODES), code.caught, code.asserting
         if code.shares and not isinstance(self.link, Beside):
-            raise Unusable(f"the tests use {code.shares!r}, by which they share files or state with the answer")
+            raise Unusable(f"the tests use {code.shares!r}, which shares state with the answer or looks at its code")
         # A reply may name others, even built-in ones, in which the tests must not find the answer's.
         found = {name: data for name, data in self.link.names(sorted(code.wanted)).items() if name in code.wanted}
         # A name that the answer lacks is looked up with each use, and missed there.
@@ -279,16 +284,22 @@ class Tests:
 
     def at(self) -> None:
         self.link.touched, self._asked = 0, self.link.asked
+        self.link.raises = False
+
+    def raises(self) -> None:
+        self.link.raises = True
 
     def hard(self) -> None:
         self._hard += 1
 
-    def begin(self) -> int:
-        return self._hard
+    def begin(self) -> tuple[int, int]:
+        return self._hard, len(self.checks)
 
-    def ok(self, name: str, before: int, counts: bool) -> None:
+    def ok(self, name: str, before: tuple[int, int], counts: bool, must: bool) -> None:
+        if must and before == self.begin():
+            self._note(name, "wrong", _UNREACHED)
         # Asserts of units inside this one have been counted with them.
-        if counts or self._hard > max(before, self._counted):
+        elif counts or self._hard > max(before[0], self._counted):
             self._note(name, "ok")
 
     def bad(self, name: str) -> None:

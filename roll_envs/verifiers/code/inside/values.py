@@ -42,22 +42,22 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
     def items(values: Any) -> list[Any]:
         return [encode(item, handle, depth + 1, left) for item in values]
 
-    if kind.__module__ == "answer" and isinstance(value, CONTENT) and _has_methods(kind):
+    if kind.__module__ == "answer" and issubclass(kind, CONTENT) and _has_methods(kind):
         own: list[Any] = handle(value)  # "class LRUCache(OrderedDict)"
         return own
     if kind is collections.defaultdict:
         factory = value.default_factory
         known = factory.__name__ if factory in BUILT_IN.values() else ""
         return ["dd", known, [items(pair) for pair in value.items()]]
-    if isinstance(value, dict):
+    if issubclass(kind, dict):
         pairs = [items(pair) for pair in dict.items(value)]
         tag = "C" if kind is collections.Counter else "O" if kind is collections.OrderedDict else "d"
         return [tag, pairs]
     fields = getattr(kind, "_fields", None)
-    if isinstance(value, tuple) and isinstance(fields, tuple) and len(fields) == tuple.__len__(value):
+    if issubclass(kind, tuple) and isinstance(fields, tuple) and len(fields) == tuple.__len__(value):
         return ["N", kind.__name__, list(fields), items(tuple.__iter__(value))]
     for tag in ("l", "t", "S", "F"):
-        if isinstance(value, _COLLECTIONS[tag]):
+        if issubclass(kind, _COLLECTIONS[tag]):
             return [tag, items(_COLLECTIONS[tag].__iter__(value))]
     if kind is collections.deque:
         return ["Q", items(value)]
@@ -66,17 +66,17 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
             return ["v", name, encode(dict(value.mapping), handle, depth + 1, left)]
     if kind is slice:
         return ["sl", *items((value.start, value.stop, value.step))]
-    for form in _FORMS:
-        if form.subclasses and isinstance(value, form.kind):
-            return [form.tag, *form.write(value)]
-    if BUILT_IN.get(getattr(value, "__name__", "")) is value and isinstance(value, type):
-        return ["g", value.__name__]
     numpy = sys.modules.get("numpy")
     if numpy is not None and kind in (numpy.ndarray, numpy.matrix) and value.dtype.kind in "biufcMmSU":
         left[0] -= value.size
         return ["a", value.dtype.str, list(value.shape), numpy.ascontiguousarray(value).tobytes().hex()]
     if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)) and kind.__module__ == "numpy":
         return ["a0", value.dtype.str, value.tobytes().hex()] if kind.__name__ != "ndarray" else ["l", items(value)]
+    for form in _FORMS:
+        if form.subclasses and isinstance(value, form.kind):
+            return [form.tag, *form.write(value)]
+    if issubclass(kind, type) and value in BUILT_IN.values():
+        return ["g", value.__name__]
     found: list[Any] = handle(value)
     return found
 
@@ -116,9 +116,12 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
     return handle(data)
 
 
+_USUAL = frozenset(f"__{name}__" for name in "init new repr str eq ne hash".split())
+
+
 def _has_methods(kind: type) -> bool:
-    """Whether a class has methods of its own beside those of Python's operators."""
-    return any(isinstance(each, types.FunctionType) and not name.startswith("_") for name, each in vars(kind).items())
+    """Whether a class has methods of its own beside those that make, show and compare its objects."""
+    return any(isinstance(each, types.FunctionType) and name not in _USUAL for name, each in vars(kind).items())
 
 
 class Nodes:
