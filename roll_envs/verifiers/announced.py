@@ -21,27 +21,35 @@ _LANGUAGES = {
     "pl": r"\bodpowiedź\s*(?:to\b|:)",
     "tr": r"\b(?:doğru\s+)?cevap\s*:?",
     "ar": r"(?:الإجابة|الجواب|الخيار)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)?",
+    "bn": r"উত্তর\s*(?:হল|:)",
     "hi": r"(?:सही\s+)?(?:उत्तर|विकल्प)(?:\s+है)?\s*:?",
 }
 _ANNOUNCES = {
     "answer": (
         r"(?i)(?-i:(?<![A-Za-z])(?=[^\W\d_eghiknqsu-zEGHIKNQSU-Z]))(?:"  # for speed: none begins with these letters
-        r"(?:(?:final|correct|best|right|matching)\s+(?:answer|result|choice|option)(?:\s+here)?"
+        r"(?:(?:final|correct|best|right|matching)[\s_]+(?:answer|result|choice|option)(?:\s+here)?"
         r"|(?<!long )(?<!longer )\banswer|\bans)\**\s*"
         # For remarks such as "(in cm)".
         r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:[a-z]+\s+)?(?:question|problem)\s+)?"
         r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b(?:\s+{SURELY})?"
+        r"(?!\s+{JUDGED}\b)"
         r"\s*:?|:|=>?|[-–—](?=\s|[A-J]\b)|\$?\\boxed)\s*"
         # A call: submit_answer(choice="D").
         r"|(?:answer|choice|option|finish)[(=\[](?:\w{1,20}=)?(?=[\"']?[A-J]\b)"
         r"|{FOREIGN}\s*)"
     ),
-    "heading": r"(?m)^#### *|(?<=\S )#### ?(?=[-$\d])|^\W{0,4}(?i:(?:the )?(?:final )?answer\W{0,3}$|result\W{0,3}:)",
+    "heading": (
+        r"(?m)^#### *|(?<=\S )#### ?(?=[-$\d])"
+        r"|^\W{0,4}(?i:(?:the )?(?:final )?answer(?:\W{0,3}$|\.\**(?= ))|result\W{0,3}:)"
+    ),
     "supposed": (r"(?i)\b(?:if|whether|suppose|supposing|assume|assuming|unless|check|verify)\s+(?:\w+\s+){0,2}$"),
     "if": r"(?i)\bif\b[^.\n]*$",
 }
 _SURELY = "therefore thus then simply just clearly indeed definitely probably likely exactly approximately about"
-_SAYS = patterns(_ANNOUNCES, parts={"FOREIGN": f"(?:{'|'.join(_LANGUAGES.values())})"}, words={"SURELY": _SURELY})
+_JUDGED = "correct right wrong incorrect confirmed verified consistent positive negative reasonable"
+_SAYS = patterns(
+    _ANNOUNCES, parts={"FOREIGN": f"(?:{'|'.join(_LANGUAGES.values())})"}, words={"SURELY": _SURELY, "JUDGED": _JUDGED}
+)
 _NOT_CHOSEN = ("不", "非", "没", "未")
 _DISPLAYS = {"$$": "$$", "\\[": "\\]"}
 _OPENING_CHARS = 20

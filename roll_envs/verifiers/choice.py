@@ -118,6 +118,7 @@ def _pointed(text: str, letters: str, options: Sequence[str]) -> str:
         start, end = bold.span()
         before, after = text[:start].rpartition("\n")[2], text[end:].partition("\n")[0]
         found = _committed(bold[1], letters, options) or restated(bold[1], letters, options, bold=True)
+        found = found or _committed(bold[1].rpartition(":")[2], letters, options)
         clause = SAYS["clause"].split(before)[-1] + SAYS["clause"].split(after)[0]
         alone = lines == [bold] or (re.search(r"[^\W\d_]", before) and "**" not in before + after)
         if len(found) == 1 and alone and _settled(clause):
@@ -225,7 +226,10 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
             likely |= found
     if verdicts := list(SAYS["verdict"].finditer(text)):  # of a list of verdicts, all the letters that are right
         found = frozenset().union(*map(_last_group, verdicts))
-        said.append((verdicts[-1].start(verdicts[-1].lastindex or 0), verdicts[-1].end(), found))
+        # Several letters may be those that are true and not asked for, where another one is the answer.
+        aside = len(found) > 1 and any(len(one[2]) == 1 and not one[2] <= found for one in said)
+        start = -1 if aside else verdicts[-1].start(verdicts[-1].lastindex or 0)
+        said.append((start, verdicts[-1].end(), found))
     for match in SAYS["rows"].finditer(text):
         said.append((match.end(), match.end(), _named("".join(re.findall(r"^[\W\d]*([A-J])", match[1], re.MULTILINE)))))
     kept: list[_Statement] = []
@@ -261,7 +265,7 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
 
 
 def _bare(text: str) -> str:
-    return re.sub(r"[^\S\n]+|~", " ", SAYS["markup"].sub("", text)).strip().lstrip("•>→∴✅✔️👉 ").removeprefix("- ")
+    return re.sub(r"[^\S\n]+|~", " ", SAYS["markup"].sub("", text)).strip().lstrip("•>→∴=✅✔️👉 ").removeprefix("- ")
 
 
 def _last_group(match: re.Match[str]) -> frozenset[str]:

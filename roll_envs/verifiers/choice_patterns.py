@@ -19,10 +19,11 @@ _WORDS = {
         tl;dr""",
     # What may follow the letter that is chosen: "A big cat" and "I think" begin with words, not with choices.
     "FOLLOWING": r"""
-        and(?!_(?:\w+_)?\W?[A-HJ]\b) all_along because cuz since as for in on from above below to_me only qui die
-        it_is here porque weil denn car perché parce_que потому although (?:even_)?though with rather_than over by
-        that which more correct right richtig korrekt zu wählen nehmen sagen lol without maybe based if_i_had
-        [Ii]['’]?m [Ii]_(?:think|guess|believe|suppose) the_(?:correct_|right_)?(?:answer|choice|winner|one|\w+est)""",
+        explanation and(?!_(?:\w+_)?\W?[A-HJ]\b) all_along because cuz since as for in on from above below to_me
+        only qui die it_is here porque weil denn car perché parce_que потому although (?:even_)?though with
+        rather_than over by that which more correct right richtig korrekt zu wählen nehmen sagen lol without maybe
+        based if_i_had [Ii]['’]?m [Ii]_(?:think|guess|believe|suppose)
+        the_(?:correct_|right_)?(?:answer|choice|winner|one|\w+est)""",
     # "not B", "neither A nor B", "rather than option C", "Incorrect: A, B".
     "NO": r"""
         not never non neither nor none_of cannot unlike rather_than instead_of than nicht weder pas не no_es
@@ -59,11 +60,12 @@ _WORDS = {
         (?<!no_)(?<!a_)doubt unclear unsure nobody nothing wrong_to may maybe perhaps possibly might could initially
         (?:at|i)_first was_going used_to wanting instinct
         (?:teacher|book|friend|textbook|professor)s?_(?:say|said|says|claim\w*|think\w*|thought|mark\w*|list\w*|wrote|told)
-        you_(?:chose|picked|answered|selected) trap textbook distractor majority
+        you_(?:chose|picked|answered|selected) trap textbook distractor\w* majority
         first_(?:thought|guess|idea|instinct) almost_(?:chose|picked|said|went)
         common_(?:answer|choice|mistake|error|misconception) tempt\w+ often
         (?:many|some|people|others|students)_(?:\w+_)?(?:think|say|choose|pick|answer|believe|would|might|may|assume|guess)
-        (?<!\bi_)(?<!\bwe_)would_(?:choose|pick|say|answer) would_(?:\w+_)?(?:lead|give|yield|point|result|imply)
+        (?<!\bi_)(?<!\bwe_)would_(?:choose|pick|say|answer|favou?r|go_(?:with|for)|prefer|argue|opt)
+        would_(?:\w+_)?(?:lead|give|yield|point|result|imply)
         (?:\bnot|n['’]t)_(?:think|believe|say|know|mean|clear|sure|certain|true_that)""",
     "JOINING": "so hence thus therefore both and but that only nur because is think believe these",
     "PRAISED": "more most [a-z]+est better one only what left necessary valid",
@@ -207,7 +209,7 @@ _SAYINGS = {
     "no choice": (
         r"(?i)\b(?:{NO}|wrong|incorrect\w*|fals\w*|(?<!-)out|fails?|too|no|also|start\w*|begin\w*|on to|compar\w*"
         r"|partial\w*|partly|half(?!-)|almost|close|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*"
-        r"|look\w*(?! it| for| up| like)|letter)\b|n['’]t\b|[✗✘❌]"
+        r"|look\w*(?! it| for| up| like)|contrast|letter)\b|n['’]t\b|[✗✘❌]"
     ),
     # "D keeps", among sentences about other letters.
     "verb after": r"^(\W*)([B-HJ])(?= [a-z])",

@@ -40,6 +40,7 @@ def _words(text: str) -> set[str]:
 
 def _typed(text: str) -> str:
     """Simple mathematics of LaTeX as it is typed: ``\\dfrac{3}{4}`` is ``3/4``, ``30\\,\\text{m}`` is ``30 m``."""
+    text = re.sub(r"\\(?:begin|end)\{align\*?\}|(?<= )&(?==)", "", text)
     text = re.sub(r"\\[dt]?frac\{([^{}]{1,40})\}\{([^{}]{1,40})\}", r"\1/\2", text)
     text = re.sub(r"(?:(?:\\[,;: ]|[ ~]){1,4})?\\(?:text|mathrm)\{([^{}]{1,80})\}", r" \1", text)
     return re.sub(r"\\sqrt\{([^{}]{1,40})\}", r"√\1", text).replace("\\pi", "π").replace("^\\circ", "°")

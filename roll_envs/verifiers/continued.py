@@ -26,7 +26,9 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"|Related (?:questions|problems)\b|adsbygoogle|Solution [2-9]\b|以下|下列)",
         r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem)>",  # of a list of objects
         r"\n\s{0,8}\\(?:begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)|(?:sub)*section\*?\{|textbf\{Remark)",
-        r"(?<=[.!?>] )(?:Question|Problem|Exercise|Q|Read also|See also): ",
+        r"(?<=[.!?>\dA-J)] )(?:Question|Problem|Exercise|Q|Read also|See also): |\n[^\n]{0,60}(?:_{3,}|\bWorksheet\b)",
+        r"\n\W{0,12}+(?:题目|例题?|问题|点评|練習|問題|質問|문제|প্রশ্ন|प्रश्न|السؤال|[Pp]regunta|Frage|Вопрос|Domanda|Pergunta)\W{0,2}[:：】\d]",
+        r"\n```(?:python|py|java|javascript|js|cpp|c\+\+|c)\n",
         r"\[/?INST\]|</s>|<\|(?:im_end|im_start|eot_id|endoftext|end|user)\|>",  # another turn
         r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
         r"\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
@@ -65,8 +67,11 @@ def own_part(text: str) -> str:
     opening = " ".join(text.split(" ", 4)[:4])
     ends += [text.find("\n\n" + opening, 1) if len(opening) > 15 else -1, _numbered(text)]
     whole = next((text[:end] for end in sorted(ends) if end > 0 and _answers(text[:end])), text)
-    asked = _IS["asked"].search(whole)
-    return whole[: asked.start()] if asked and _says_one_thing(whole[: asked.start()]) else whole
+    asked = [match.start() for match in _IS["asked"].finditer(whole) if match.start() > 0]
+    before = whole[: asked[0]] if asked else ""
+    # Of questions in a solution the first stands at its beginning.
+    several = len(asked) > 1 and "?" not in before and _answers(before)
+    return before if several or announced(before) or _says_one_thing(before) else whole
 
 
 def _says_one_thing(text: str) -> bool:

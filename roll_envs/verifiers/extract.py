@@ -104,7 +104,7 @@ def _in_json(text: str) -> str | None:
 
 def plain(text: str) -> str:
     """``text`` without the emphasis, code marks and headings of Markdown, full-width signs as ASCII ones."""
-    text = _HEADING.sub("", text.translate(_FULL_WIDTH).replace("。", ". ").replace("、", ", "))
+    text = _HEADING.sub("", text.translate(_FULL_WIDTH).replace("。", ". ").replace("।", ". ").replace("、", ", "))
     return _ITALICS.sub(r"\1", _STARS.sub("", text))
 
 

@@ -24,6 +24,7 @@ SPAN = re.compile(  # lengths are limited, so that delimiters without an end tak
     r"|\\begin\{\w+\}(?:[^\\]|\\(?!begin|end)){0,1000}\\end\{\w+\})"
 )
 _BARE = re.compile(r"-?[$€£]?\d[\d.,/]*%?(?: [a-z]+){0,2}")
+_ALONE = re.compile(r"-?[$€£]?\d[\d.,/]*%?(?: \S{1,12}){0,2}")
 _PROSE = re.compile(r"(?!(?:Then|Now|Next|After|But|Hmm|No|So|Let)\b)(?:[^\W\d_]{1,20},? ){3}")
 
 
@@ -36,15 +37,19 @@ def stated(text: str, *, first: bool = False) -> str:
     contents = [whole[whole.lastindex or 0] for whole in SPAN.finditer(text)]
     signs = itertools.count(ord(SIGN[1]))
     told = sentences(SPAN.sub(lambda _: chr(next(signs)), text), first=first)
+    line = text.partition("\n")[0].strip()
+    if not told and _ALONE.fullmatch(line):  # what follows was cut off
+        told = [line]
     if len(told) > 1 and _BARE.fullmatch(told[0]) and _PROSE.match(told[1]) and not first:
         told = [told[0], *filter(CONCLUDES.match, told[1:])]  # the answer, then an explanation
     told = told if first else told[::-1]
     readings = (
-        map(_counted, (_CLAUSE["cause"].sub("", one) for one in told)),
-        map(_counted, told),
-        map(in_digits, told),
+        (map(_counted, (_CLAUSE["cause"].sub("", one) for one in told)), True),
+        (map(_counted, told), True),
+        (map(_counted, told), False),
+        (map(in_digits, told), False),
     )
-    found = next(filter(None, (_stated(one, first) for each in readings for one in each)), "")
+    found = next(filter(None, (_stated(one, first, main) for each, main in readings for one in each)), "")
     found = re.sub(rf"(?<={SIGN}),?\s(?:and|or)\s(?={SIGN})", ", ", found)
     found = re.sub(SIGN, lambda sign: contents[ord(sign.group()) - ord(SIGN[1])], found)
     return re.sub(r"^([^,%]*)(?:,|\sor)\s[^,=]*%$", r"\1", found)  # "3/8, or 37.5%"
@@ -134,7 +139,8 @@ RESTATED = _CLAUSE["restated"]
 _FEW_WORDS = 4
 
 
-def _stated(sentence: str, first: bool) -> str:
+def _stated(sentence: str, first: bool, main: bool) -> str:
+    """The answer that a sentence states, with ``main`` not what is given before it."""
     revised = REVISED.split(sentence)[-1]
     sentence = revised if re.search(rf"\d|{SIGN}", revised) else sentence
     sentence = _CLAUSE["about"].sub(" ≈ ", _CLAUSE["remark"].sub("", RESTATED.sub("", sentence)))
@@ -149,10 +155,7 @@ def _stated(sentence: str, first: bool) -> str:
         verdict = _CLAUSE["verdict"].search(piece)
         if verdict and _is_meant(piece, verdict) and not re.search(rf"[\d∞]|{SIGN}", piece[verdict.end() :]):
             return verdict.group()
-        for clause in (
-            *_CLAUSE["subordinate"].split(_CLAUSE["given"].sub("", piece)),
-            *_CLAUSE["subordinate"].split(piece),
-        ):
+        for clause in _CLAUSE["subordinate"].split(_CLAUSE["given"].sub("", piece) if main else piece):
             found = _main(clause, first)
             if found is not None:
                 return found

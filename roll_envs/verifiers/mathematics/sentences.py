@@ -20,7 +20,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
     "aside": (  # is left out by itself
         r"(?:note|remark|where|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|recall)\b",
         r"(?:would you|have a (?:great|nice|good)|good luck|if you(?:'d| want| have))\b",
-        r".{0,120}\(not (?:asked|needed|required)",
+        r".{0,200}(?:\(not (?:asked|needed|required)|\bnot part of the (?:question|problem)|\bnicht gefragt)\b",
         r"[*_]?\((?:[A-Za-z]{2}|[^()]*[A-Za-z]{2}[^()]*\)$)",
         r".{0,300}\bbut the (?:question|problem) (?:only |just )?(?:is|was|asks|wants)\b",
         r".{0,300}\bbut (?:they|we|you)(?:'re| are| were)? (?:only |just )?(?:ask|want)",
@@ -50,6 +50,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
     ),
     "explanation": (  # the same, until a later sentence ends it
         r"why\b[^?]{0,60}\?",
+        r"(?:expli[ck]aci[oó]n|explication|erklärung|begründung|объяснение|spiegazione|explicação|解析|解释|解説|설명)\W{0,3}[:.]",
         r"(?:explanation|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
         r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
     ),
@@ -89,6 +90,7 @@ _PHRASES: dict[str, tuple[str, ...]] = {
         r"\b(?:rather not|won't|not going to|not (?:allowed|appropriate) to) (?:\w+ ){0,3}"
         r"(?:give|hand|tell|provide|reveal|pick|choose)\b",
         r"\bcould you (?:send|provide|share|clarify|give|post|check)\b",
+        r"\bil manque (?:une|des) |\bpouvez-vous\b|\bfaltan? (?:un )?datos?\b",
         r"nicht (?:beantworten|lösen|bestimmen|berechnen)\b|no se puede (?:determinar|responder|calcular)\b",
         r"无法(?:求|确定|得出|计算|回答)|条件不足|缺少条件",
         r"\bor (?:maybe|perhaps)\b|\b(?:could|might|may) be\b.{1,80}\bor\b",
@@ -157,7 +159,8 @@ def sentences(text: str, *, first: bool = False) -> list[str]:
         told += [part for part in every if _BEGINS["supposed"].match(part) and not re.search(r"\bwere\b", part)]
     # A long text that begins with a doubt may find the answer in the end.
     doubted = [*told[-1:], *every[-1:], *(every[:1] if len(every) <= 4 else ())]
-    cut_off = bool(_CUT_OFF.search(text) or (len(every) > 1 and _UNFINISHED.fullmatch(every[-1])))
+    # What looks back on an answer may be cut off.
+    cut_off = not back and bool(_CUT_OFF.search(text) or (len(every) > 1 and _UNFINISHED.fullmatch(every[-1])))
     if cut_off and first and len(every) > 1:
         return told if told[-1:] != every[-1:] else told[:-1]
     return [] if cut_off or any(map(_SAYS["no answer"].search, doubted)) else told
