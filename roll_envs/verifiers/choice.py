@@ -119,6 +119,7 @@ def _pointed(text: str, letters: str, options: Sequence[str]) -> str:
         before, after = text[:start].rpartition("\n")[2], text[end:].partition("\n")[0]
         found = _committed(bold[1], letters, options) or restated(bold[1], letters, options, bold=True)
         found = found or _committed(bold[1].rpartition(":")[2], letters, options)
+        found = found or frozenset(SAYS["in the end"].findall(bold[1]))
         clause = SAYS["clause"].split(before)[-1] + SAYS["clause"].split(after)[0]
         alone = lines == [bold] or (re.search(r"[^\W\d_]", before) and "**" not in before + after)
         if len(found) == 1 and alone and _settled(clause):
@@ -198,7 +199,7 @@ def _mentioned(sentence: str) -> frozenset[str]:
     if not mentions or "?" in sentence or found != _named("".join(letters)):
         return frozenset()
     start = mentions[0].start(mentions[0].lastindex or 0)
-    before = SAYS["clause"].split(sentence[:start])[-1]
+    before = SAYS["condition first"].sub("", SAYS["clause"].split(sentence[:start])[-1])
     after = SAYS["clause"].split(sentence[mentions[-1].end() :])[0]
     if "[" in mentions[0][0]:  # "You keep [A] in it if you can."
         after = re.split(r"\b(?:if|when|than)\b", after)[0]

@@ -46,12 +46,12 @@ _WORDS = {
     "LEADS": r"""
         so thus hence therefore consequently donc also daher somit but sondern mais i\.e\. except only correct:
         correction: decision: choice: choos(?:e|ing) chose pick(?:ed|ing)? select(?:ed|ing)? say take lean mark
-        circle ans answer(?:['’]s)? return prints wähle würde trifft dirais вариант choisi\w* entscheide_mich_für
-        meinung_nach quindi marcaria réponse c['’]est agit_de elijo respuesta (?:me_quedo|nos_quedamos)_con por
-        antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at settled?_on (?:look|sound)s_like
-        looking_for makes_(?:it|this) agrees?_on money_on bet_on goes_to mean(?:s|ing) implies guess suggests
-        vote(?:_for)? towards? go_(?:with|for) going(?:_with|_for)? supports? remaining expects
-        (?:gut|intuition|hunch)_says lean(?:ing)? nehme confident_in sure_(?:of|about)
+        circle ans answer(?:['’]s)? return prints wähle würde trifft dirais вариант choisi\w*
+        entscheide_mich_(?:\w+_)?für meinung_nach quindi marcaria réponse c['’]est agit_de elijo respuesta
+        (?:me_quedo|nos_quedamos)_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at
+        settled?_on (?:look|sound)s_like looking_for makes_(?:it|this) agrees?_on money_on bet_on goes_to
+        mean(?:s|ing) implies guess suggests vote(?:_for)? towards? go_(?:with|for) going(?:_with|_for)? supports?
+        remaining expects (?:gut|intuition|hunch)_says lean(?:ing)? nehme confident_in sure_(?:of|about)
         leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with
         (?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch(?:ing)?|closest|nearest|equal|equivalent)_to""",
     # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
@@ -103,6 +103,8 @@ _PARTS = {
 
 _SAYINGS = {
     "letter": r"{LETTER}",
+    "in the end": r"\((?i:{OPTION} )?([A-J])\)\W*$",
+    "condition first": r"^\W*(?:If|When|Since|As) (?![^,]*\bwere\b)[^,]{1,100}, ",
     # Text styles of LaTeX, signs of Markdown, quotes, and brackets around brackets.
     "markup": (
         r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|textsf|left|right)\b|\[\[|\]\]|<<|>>|(?<!#)##(?!#)|[*`${}\\\"“”«»「」【】]"
@@ -155,6 +157,7 @@ _SAYINGS = {
         r"|(?-i:(?<![A-J] ))(?:[→⇒∴]|=>)|=(?= {OPTION})"
         r"|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{0,3}{NAMED})({GROUP}){END}"
         r"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{NAMED})({GROUP})(?: I \w+)?[.!…]*$"
+        r"|\A(?:[A-Za-z'’-]+ ){1,6}(\([A-J]\))[.!]"
     ),
     # "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
     "subject": (

@@ -21,13 +21,13 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
     "next": (
         r"\n\W{0,12}+(?:(?:Q|(?:Next |Similar |Another |Word |Practice |Follow-up )?(?:[Qq]uestion|[Pp]roblem)s?"
         r"|QUESTION|PROBLEM|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n\]<>]"
-        r"|The following are "
+        r"|The following are |You are (?:given|an?)\b|Answer the following\b|Rate this answer\b"
         r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b"
         r"|Related (?:questions|problems)\b|adsbygoogle|Solution [2-9]\b|以下|下列)",
-        r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem)>",  # of a list of objects
-        r"\n\s{0,8}\\(?:begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)|(?:sub)*section\*?\{|textbf\{Remark)",
+        r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem|q)>",  # of a list of objects
+        r"\n\s{0,8}\\(?:item\b|begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)|(?:sub)*section\*?\{|textbf\{Remark)",
         r"(?<=[.!?>\dA-J)] )(?:Question|Problem|Exercise|Q|Read also|See also): |\n[^\n]{0,60}(?:_{3,}|\bWorksheet\b)",
-        r"\n\W{0,12}+(?:题目|例题?|问题|点评|練習|問題|質問|문제|প্রশ্ন|प्रश्न|السؤال|[Pp]regunta|Frage|Вопрос|Domanda|Pergunta)\W{0,2}[:：】\d]",
+        r"\n\W{0,12}+(?:题目|例题?|问题|点评|練習|問題|質問|문제|প্রশ্ন|प्रश्न|السؤال|[Pp]regunta|Frage|Вопрос|Зада(?:ча|ние)|Domanda|Pergunta)\W{0,2}[:：】\d]",
         r"\n```(?:python|py|java|javascript|js|cpp|c\+\+|c)\n",
         r"\[/?INST\]|</s>|<\|(?:im_end|im_start|eot_id|endoftext|end|user)\|>",  # another turn
         r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
@@ -94,7 +94,7 @@ def _numbered(text: str) -> int:
 def _answers(text: str) -> bool:
     """Whether what stands before a next question is an answer."""
     text = text.strip().rstrip("-=*_# \n")
-    if "</answer>" in text or '"answer"' in text:
+    if "</ans" in text or '"answer"' in text:
         return True
     last = text.rpartition("\n")[2]
     concludes = _IS["value"].search(last) and not _IS["given"].match(last)

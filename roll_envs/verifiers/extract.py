@@ -26,7 +26,7 @@ _THOUGHTS = (  # how thoughts open and close in the chat formats of reasoning mo
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
 )
-_TAGS = ("answer", "final_answer", "solution", "final")
+_TAGS = ("answer", "ans", "final_answer", "solution", "final")
 _KEY = re.compile(
     r"(?i)(?:(?:final|correct|selected)_)?(?:answer|choice|option|prediction|result|solution|final)(?:_letter)?"
 )

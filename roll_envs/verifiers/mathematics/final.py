@@ -13,7 +13,7 @@ from roll_envs.verifiers.mathematics.sentences import EMOJI, OTHER_SCRIPT, REVIS
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
 # "The answer is $65$.I hope it is right": a full stop that ends a sentence without a space.
 _STUCK = re.compile(r"(?<=[\d$)}])\.(?=[A-Z][a-z ])")
-_PROSE = re.compile(rf"(?<![\\A-Za-z{{])[A-Za-z]{{2,}}(?![A-Za-z}}])|\bi\.e|{OTHER_SCRIPT.pattern}")
+_PROSE = re.compile(rf"(?<![\\A-Za-z{{])[A-Za-zÀ-ỹ]{{2,}}(?![A-Za-z}}])|\bi\.e|{OTHER_SCRIPT.pattern}")
 # A last line that only checks what stands before it: "3 · 4 = 12 ✓".
 _CHECKED = re.compile(r"(?<=\S)\s*\n[^A-Za-z\n]{1,80}=[^A-Za-z\n]{1,80}[✓✔]$")
 _CALCULATOR = re.compile(r"<<[^<>\n]{1,100}>>")  # GSM8K's notes
@@ -29,7 +29,9 @@ _SENTENCES = re.compile(r"[.?!]\s|\n|[A-Za-z]:\s")
 _AS_WORDS = re.compile(r"(?=.*[^\W\d_]{2}|[A-Z]$)[^\W\d_][^\W_]*(?:[ ,.'-]{1,2}[^\W_]+){0,5}\.?")
 _EQUALS = re.compile(r"(?<![<>=])=(?![^{}]{0,200}\})")
 _JOINED = re.compile(r",|;|\b(?:and|or)\b|\\text\s*\{[^{}]*\}")
-_NAMED_VALUE = re.compile(r"(?:[\s$]|\\q?quad\b)*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*(?:=|\\equiv)")
+_NAMED_VALUE = re.compile(
+    r"(?:[\s$]|\\q?quad\b|\\[ ,;:!])*\\?[A-Za-z][\w₀-₉']{0,3}(?:_\S{1,9})?(?:\([^()]*\))?\s*(?:=|\\equiv)"
+)
 _IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→⇒∴]|=>")
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:align|aligned|gather|split|eqnarray)\*?\}")
 # The left of an equation that is no answer itself: an integral, words, a calculation without unknowns, a quantity.

@@ -52,7 +52,7 @@ def stated(text: str, *, first: bool = False) -> str:
     found = next(filter(None, (_stated(one, first, main) for each, main in readings for one in each)), "")
     found = re.sub(rf"(?<={SIGN}),?\s(?:and|or)\s(?={SIGN})", ", ", found)
     found = re.sub(SIGN, lambda sign: contents[ord(sign.group()) - ord(SIGN[1])], found)
-    return re.sub(r"^([^,%]*)(?:,|\sor)\s[^,=]*%$", r"\1", found)  # "3/8, or 37.5%"
+    return re.sub(r"^([^,%]*)(?:,|\sor)\s[^,=]*(?:%|\bpercent)$", r"\1", found)  # "3/8, or 37.5%"
 
 
 def _counted(sentence: str) -> str:

@@ -18,7 +18,8 @@ _SENTENCE = re.compile(
 )
 _OPENINGS: dict[str, tuple[str, ...]] = {
     "aside": (  # is left out by itself
-        r"(?:note|remark|where|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed|recall)\b",
+        r"(?:note|thank(?:s| you)|where|(?:i )?hope|let me know|feel free|for reference|in general,|remember|indeed"
+        r"|recall)\b",
         r"(?:would you|have a (?:great|nice|good)|good luck|if you(?:'d| want| have))\b",
         r".{0,200}(?:\(not (?:asked|needed|required)|\bnot part of the (?:question|problem)|\bnicht gefragt)\b",
         r"[*_]?\((?:[A-Za-z]{2}|[^()]*[A-Za-z]{2}[^()]*\)$)",
@@ -52,7 +53,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"why\b[^?]{0,60}\?",
         r"(?:expli[ck]aci[oó]n|explication|erklärung|begründung|объяснение|spiegazione|explicação|解析|解释|解説|설명)\W{0,3}[:.]",
         r"(?:explanation|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
-        r"(?:proof(?: by \w+)?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
+        r"(?:remark|proof(?: (?:by|of) [^.]{1,30})?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
     ),
     "converts": (  # is left out behind a value that it does not round
         r"(?:if\b[^,]{1,60}, |(?:as a|in) decimals?,? )?(?:that|this|it)"
@@ -89,7 +90,7 @@ _PHRASES: dict[str, tuple[str, ...]] = {
         r"\b(?:more information is|need to know|stuck between|not clear|no answer to)\b",
         r"\b(?:rather not|won't|not going to|not (?:allowed|appropriate) to) (?:\w+ ){0,3}"
         r"(?:give|hand|tell|provide|reveal|pick|choose)\b",
-        r"\bcould you (?:send|provide|share|clarify|give|post|check)\b",
+        r"\bcould you (?:tell|send|provide|share|clarify|give|post|check)\b",
         r"\bil manque (?:une|des) |\bpouvez-vous\b|\bfaltan? (?:un )?datos?\b",
         r"nicht (?:beantworten|lösen|bestimmen|berechnen)\b|no se puede (?:determinar|responder|calcular)\b",
         r"无法(?:求|确定|得出|计算|回答)|条件不足|缺少条件",
