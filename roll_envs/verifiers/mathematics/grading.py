@@ -23,6 +23,7 @@ from roll_envs.verifiers.mathematics.structure import (
     Region,
     Unreadable,
     Words,
+    first,
     read,
 )
 from roll_envs.verifiers.mathematics.units import Unit
@@ -138,14 +139,19 @@ def same(gold: Node, said: Node) -> bool:
     return False
 
 
-_SYNONYMS = {"doesnotexist": "dne", "doesntexist": "dne", "infinitelymany": "infinitelymanysolutions"}
+_SYNONYMS = {
+    "doesnotexist": "dne", "doesntexist": "dne", "true": "yes", "false": "no", "notpossible": "impossible",
+    "infinitelymany": "infty", "infinitelymanysolutions": "infty", "infinite": "infty", "infinity": "infty",
+    "converges": "convergent", "diverges": "divergent",
+}  # fmt: skip
 
 
 def _spelled(node: Node) -> str:
     """A node as words without case, spaces and punctuation; letters of all scripts are kept."""
     if not isinstance(node, Words | Expression) or (isinstance(node, Expression) and node.unit is not None):
         return ""
-    words = re.sub(r"[^\w:]|_", "", node.text.replace(r"\text", "")).casefold()
+    said = re.sub(r"^\s*(?:an?|the)\s+|(?<=\d)(?:st|nd|rd|th)\b", "", node.text.replace(r"\text", "").casefold())
+    words = re.sub(r"[^\w:]|_", "", said)
     return _SYNONYMS.get(words, words)
 
 
@@ -196,15 +202,21 @@ def _same_value(one: str, other: str) -> bool:
     a, b = plain_number(one), plain_number(other)
     if a is not None and b is not None:
         return a == b
-    based = [re.fullmatch(r"(\w+)_\{?\d+\}?", text) for text in (one, other)]
-    if (based[0] is None) != (based[1] is None) and (a is not None or b is not None):
+    based = [symbols.BASED.fullmatch(text) for text in (one, other)]
+    if (with_base := based[0] or based[1]) and None in based and re.fullmatch("[0-9A-F]+", other if based[0] else one):
         # The base may be left out where the question names it.
-        with_base = based[0] or based[1]
-        return with_base is not None and with_base[1] == (other if based[0] else one)
+        return with_base[1] == (other if based[0] else one)
     try:
-        return symbols.equal(_parsed(one, a), _parsed(other, b))
+        if symbols.equal(_parsed(one, a), _parsed(other, b)):
+            return True
     except symbols.Unparsed:
         return _bare(one) == _bare(other)
+    # Beside "ln", "log" is the natural logarithm.
+    natural = [_LOG.sub(r"\\ln", text) for text in (one, other)]
+    return r"\ln" in one + other and natural != [one, other] and _same_value(*natural)
+
+
+_LOG = re.compile(r"\\log(?![a-z]|\s*_)")
 
 
 def _parsed(text: str, number: Fraction | None) -> Any:
@@ -212,7 +224,7 @@ def _parsed(text: str, number: Fraction | None) -> Any:
 
 
 def _bare(text: str) -> str:
-    return re.sub(r"[\s{}]|\\text", "", text)
+    return re.sub(r"[\s{}]|\\text", "", re.sub(r"\\[lc]?dots(?![a-z])|…", "...", text))
 
 
 def _algebra(node: Matrix | Expression) -> Any:
@@ -286,13 +298,25 @@ def _same_with_equation(gold: Node, said: Node) -> bool:
             return same(gold.right, said.right)
         return _same_equation(gold, said)
     if isinstance(gold, Equation):
-        return _is_name(gold.sides[0]) and not isinstance(said, Region) and same(gold.right, said)
+        named = _is_name(gold.sides[0]) and not isinstance(said, Region)
+        return (named and same(gold.right, said)) or _is_diagonal(gold, said)
     assert isinstance(said, Equation)
     if isinstance(gold, Region):
         return False
-    # What stands before a matrix needs no name ("AB = ..."), nor does a formula without numbers: "-b/a = 3".
-    named = isinstance(said.right, Matrix) or _is_name(said.sides[0]) or not re.search(r"\d", said.sides[0])
-    return (named or _holds(said)) and same(gold, said.right)
+    # What stands before a matrix needs no name ("AB = ..."), nor does a formula without numbers ("-b/a = 3") or of
+    # several letters ("a^2+b^2 = 5").
+    left = said.sides[0]
+    several = len(set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", left))) > 1
+    named = isinstance(said.right, Matrix) or _is_name(left) or several or not re.search(r"\d", left)
+    return ((named or _holds(said)) and same(gold, said.right)) or _is_diagonal(said, gold)
+
+
+def _is_diagonal(chain: Equation, point: Node) -> bool:
+    """Whether a chain such as "x = y = z = 1" gives the point (1, 1, 1)."""
+    *names, _ = chain.sides
+    if not isinstance(point, Brackets | Items) or len(point.items) != len(names) or len(names) < 2:
+        return False
+    return all(map(_is_name, names)) and all(same(chain.right, item) for item in point.items)
 
 
 def _is_name(side: str) -> bool:
@@ -325,9 +349,11 @@ def _same_equation(gold: Equation, said: Equation) -> bool:
         return [_bare(s) for s in gold.sides] == [_bare(s) for s in said.sides]
     if not one.free_symbols or one.free_symbols != other.free_symbols:
         return False
-    # Two equations are equal if one difference of sides is a constant multiple of the other, neither 0 nor infinite.
-    ratio = sympy.cancel(sympy.together(one / other))
-    return not ratio.free_symbols and ratio.is_finite is True and ratio.is_zero is False
+    # Two equations are equal if the numerator of one difference of sides is a constant multiple of the other's.
+    one, other = (sympy.fraction(sympy.together(difference))[0] for difference in (one, other))
+    there = symbols.points(sorted(one.free_symbols, key=str))[0]
+    a, b = one.subs(there), other.subs(there)
+    return not symbols.same_constant(a * b, sympy.Integer(0)) and symbols.equal(one * b, other * a)
 
 
 def _same_region(gold: Node, said: Node) -> bool:
@@ -337,7 +363,14 @@ def _same_region(gold: Node, said: Node) -> bool:
             return found
     one, other = region_of(gold), region_of(said)
     if one is None or other is None:
-        return gold == said  # not a set that can be evaluated, but perhaps the same text
+        if not (isinstance(gold, Region) and isinstance(said, Region)) or gold.kind != said.kind:
+            return False
+        # No sets that can be evaluated, but perhaps the same text, or inequalities in another order.
+        if list(map(_bare, gold.pieces)) == list(map(_bare, said.pieces)) and gold.operators == said.operators:
+            return True
+        if gold.kind == "sets" or len(gold.pieces) < 2 or set(gold.operators) != set(said.operators):
+            return False
+        return _matched(*([first(piece, 0) for piece in node.pieces] for node in (gold, said)))
     if one.variable and other.variable and one.variable != other.variable:
         return False
     return bool(one.set == other.set or sympy.SymmetricDifference(one.set, other.set).is_empty)

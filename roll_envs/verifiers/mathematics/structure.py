@@ -102,7 +102,8 @@ _REVERSED_BRACKETS = re.compile(r"([\]\[(])([^\[\]()]*[,;][^\[\]()]*)([\[\])])")
 _COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NO_UNIT = frozenset(
     "or and plus minus times divided over half halves third thirds quarter quarters squared cubed root mod modulo to "
-    "not negative factorial below above power choose".split()
+    "not negative factorial below above power choose fifths sixths sevenths eighths ninths tenths hundredths "
+    "thousandths millionths billionths".split()
 )
 """Words after a number that change its value and so are no unit."""
 _YES_NO = frozenset("yes no true false none odd even both neither red blue dne".split())
@@ -116,9 +117,20 @@ _TAIL_WORD = re.compile(
 )
 _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
 _TIME = re.compile(
-    r"(\d{1,2})(?=:|\s?[ap]m$)(?::(\d\d))?(?:\s*(?:\\text\s*\{)?\s*([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
+    r"(\d{1,2})(?=:|[^:]*[ap]\.?\s?m)(?::(\d\d))?(?:\s*(?:\\text\s*\{)?\s*([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
 )
-_INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
+_SET_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQℝ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
+# "(k ∈ ℤ)" and "where k is an integer" behind a comma or none, which become ", k ∈ ℤ".
+_INTEGER = re.compile(
+    r"[\s,;]*(?:\(\s*([A-Za-z]\s*∈[^()]*)\)|\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*([A-Za-z])\s*"
+    r"(?:∈.*|\\text\s*\{[a-z ]*integers?\s*\}))$"
+)
+_EVERYWHERE = re.compile(r"(?<==)(.*?)[\s,;(]*(?:\\text\s*\{[\s,(]*for (?:all|every|any|each)\b|\\forall(?![a-z])).*")
+_CASES = re.compile(
+    r"(?:([^=]*)=\s*)?(?:⦃\s*\\begin\{array\}\{[lcr ]*\}|\\begin\{d?cases\})(.*)\\end\{(?:array|d?cases)\}", re.DOTALL
+)
+_IF = re.compile(r"(?:\s|,|\\text\s*\{\s*(?:if|for|when)\s*\}|(?:if|for|when)\b)*")
+_MODULUS = re.compile(r"\(?\s*(?:\\text\s*\{\s*)?\\?b?mod\s*\}?\s*\{?\s*(\d{1,99})\s*\}?\s*\)?$")
 _OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^°]*°$")
 _MONEY = "¤€£¥₹"
 
@@ -127,7 +139,7 @@ def read(text: str, depth: int = 0) -> list[Node]:
     """The readings of a tidied text, the most likely first; none for an empty text. Raises :class:`Unreadable`."""
     if depth > MAX_DEPTH:
         raise Unreadable("it is nested too deeply")
-    text = text.strip()
+    text = _INTEGER.sub(lambda match: ", " + (match[1] or f"{match[2]} ∈ Z"), _EVERYWHERE.sub(r"\1", text.strip()))
     if not text:
         return []
     if time := _TIME.fullmatch(text):
@@ -147,7 +159,7 @@ def read(text: str, depth: int = 0) -> list[Node]:
             return [words, Region(kind="sets", pieces=(sign,), operators=())]
         return [words, *(_several(inner[1].strip(), depth) if inner is not None else [])]
     # The order matters: a matrix holds commas, a region holds commas and signs of equations.
-    for reader in (_matrix, _single_group, _region, _several, _brackets, _equation, _ratio):
+    for reader in (_cases, _matrix, _single_group, _residues, _region, _several, _brackets, _equation, _ratio):
         found = reader(text, depth)
         if found:
             return found
@@ -211,6 +223,35 @@ def _as_words(text: str) -> Words | None:
     return Words(text=text) if long and (len(words) == len(long) or len(words) > 1) else None
 
 
+def _cases(text: str, depth: int) -> list[Node]:
+    """The pieces of a function with their conditions; without conditions, a system of equations."""
+    match = _CASES.fullmatch(text)
+    if match is None:
+        return []
+    rows = [row.strip(" ,;.") for row in match[2].split("\\\\")]
+    if "&" not in match[2]:
+        return read(", ".join(filter(None, rows)), depth + 1)
+    cells = [[_IF.sub("", cell, count=1).strip(" ,") for cell in row.split("&")] for row in rows if row]
+    pieces = tuple(Brackets(left="{", right="}", items=_each(pair, depth)) for pair in cells)
+    node = Items(items=pieces, braces=False)
+    return [node if match[1] is None else Equation(sides=(match[1].strip(), text), right=node)]
+
+
+def _residues(text: str, depth: int) -> list[Node]:
+    """``x \\equiv 1, 3 \\pmod 4``: numbers with their modulus as the unit."""
+    modulus = _MODULUS.search(text)
+    if modulus is None or not int(modulus[1]):
+        return []
+    *lefts, numbers = re.split(r"\\equiv|=", text[: modulus.start()])
+    values = [plain_number(part) for part in _filled(_JOIN.sub(",", numbers))]
+    named = all(re.fullmatch(r"\s*[A-Za-z]\w*\s*|[^A-Za-z]*", left) for left in lefts)
+    if not named or not all(value is not None and value.denominator == 1 for value in values):
+        return []
+    unit = Unit(words=f"mod {int(modulus[1])}")
+    items = [Expression(text=str(value % int(modulus[1])), unit=unit) for value in values if value is not None]
+    return list(items) if len(items) < 2 else [Items(items=tuple(items), braces=False)]
+
+
 def _matrix(text: str, depth: int) -> list[Node]:
     match = _MATRIX.fullmatch(text)
     if match is None or "\\begin" in match[1]:
@@ -240,13 +281,14 @@ def _set(inner: str, depth: int) -> list[Node]:
         name = member[1] if member else variable.strip()
         if found and re.fullmatch(r"[A-Za-z]|\\[a-z]+", name) and _COMPARISON.search(condition):
             return [node for node in read(condition, depth + 1) if isinstance(node, Region)]
-    return [Items(items=_each(_filled(inner), depth), braces=True)]
+    return [Items(items=_flat(_each(_filled(inner), depth)).items, braces=True)]
 
 
 def _region(text: str, depth: int) -> list[Node]:
     member = _MEMBER.match(text)
     variable = member[1] if member else ""
     body = text[member.end() :] if member else text
+    body = re.sub(r"(?<==)(.*[^\s(])\s*\(([^()]*[<>≤≥≠][^()]*)\)$", r"\1, \2", body)
     if _COMPARISON.search(body):
         return _inequalities(body)
     pieces, operators = cut(body, "∪∩∖")
@@ -268,10 +310,12 @@ def _several(text: str, depth: int) -> list[Node]:
     """A list without brackets: ``1, 2``, ``x=1 or x=2``, ``1 ± 2``."""
     joined = _JOIN.sub(",", text)
     parts = _filled(joined)
-    kept = [part for part in parts if not _INTEGER_CONDITION.fullmatch(part)]
+    kept = [part for part in parts if not _SET_CONDITION.fullmatch(part)]
     if kept and len(kept) < len(parts):  # "k π, k ∈ ℤ", whatever the name of the integer
         name = next(part[0] for part in parts if part not in kept)
-        return read(re.sub(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", "k", ", ".join(kept)), depth + 1)
+        body = ", ".join(kept)  # an argument, as in f(x) = x, keeps its name
+        spelled = body if f"({name})" in body else re.sub(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", "k", body)
+        return read(spelled, depth + 1)
     if len(parts) < 2:
         return _both_signs(text, depth) if "±" in text else []
     bare = text.lstrip("+-" + _MONEY).strip()
@@ -299,10 +343,8 @@ def _flat(nodes: Iterable[Node], either: bool = False) -> Items:
 def _both_signs(text: str, depth: int) -> list[Node]:
     if text.count("±") > 3:
         raise Unreadable("too many ±")
-    name, equals, rest = text.rpartition("=")
-    head = name + equals
-    plus, minus = rest.replace("±", "+", 1).strip().removeprefix("+"), rest.replace("±", "-", 1)
-    return [_flat(_each([head + plus, head + minus], depth))]
+    plus = re.sub(r"(^|=)\s*\+", r"\1", text.replace("±", "+", 1))
+    return [_flat(_each([plus, text.replace("±", "-", 1)], depth))]
 
 
 def _brackets(text: str, depth: int) -> list[Node]:
@@ -332,7 +374,7 @@ def _closing_bracket(text: str) -> int:
 
 
 def _equation(text: str, depth: int) -> list[Node]:
-    sides = split(text, "=")
+    sides = split(text.replace(r"\equiv", "="), "=")
     if not 2 <= len(sides) <= 20 or not all(sides):
         return []
     # "x = 5 cm" has the unit on its right, and "(x, y) = (1, 2)" a point.
@@ -377,6 +419,8 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
         if match := _TAIL_TEXT.search(rest):
             if _NO_UNIT & set(re.findall(r"[a-z]+", match[1].casefold())) - {"squared", "cubed"}:
                 break
+            if re.fullmatch(r"[a-z]", match[1]) and not is_unit_word(match[1]):
+                break  # e, i or a vector in roman or bold type
             pieces.insert(0, match[1] + (match[2] or ""))
         elif operator := _TAIL_OPERATOR.search(rest):
             if not pieces:
