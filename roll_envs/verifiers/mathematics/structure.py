@@ -120,16 +120,22 @@ _TIME = re.compile(
     r"(\d{1,2})(?=:|[^:]*[ap]\.?\s?m)(?::(\d\d))?(?:\s*(?:\\text\s*\{)?\s*([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
 )
 _SET_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQℝ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
-# "(k ∈ ℤ)" and "where k is an integer" behind a comma or none, which become ", k ∈ ℤ".
-_INTEGER = re.compile(
-    r"[\s,;]*(?:\(\s*([A-Za-z]\s*∈[^()]*)\)|\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*([A-Za-z])\s*"
-    r"(?:∈.*|\\text\s*\{[a-z ]*integers?\s*\}))$"
+_CONDITIONS = (
+    # "f(x) = x for all x" says no more than "f(x) = x".
+    (r"(?<==)(.*?)[\s,;(]*(?:\\text\s*\{[\s,(]*for (?:all|every|any|each)\b|\\forall(?![a-z])).*", r"\1"),
+    # "(k ∈ ℤ)", "where k ∈ ℤ" and "where k is an integer" become ", k ∈ ℤ".
+    (r"[\s,;]*\(\s*([A-Za-z]\s*∈[^()]*)\)$", r", \1"),
+    (r"[\s,;]*\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*(?=[A-Za-z]\s*∈)", ", "),
+    (
+        r"[\s,;]*\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*([A-Za-z])\s*\\text\s*\{[a-z ]*integers?\s*\}$",
+        r", \1 ∈ Z",
+    ),
+    # Pieces of a function have one form.
+    (r"⦃\s*\\begin\{array\}\{[lcr ]*\}((?s:.*))\\end\{array\}", r"\\begin{cases}\1\\end{cases}"),
+    (r"&\s*,?\s*(?:\\text\s*\{\s*(?:if|for|when)\s*\}|(?:if|for|when)\b)", "&"),
 )
-_EVERYWHERE = re.compile(r"(?<==)(.*?)[\s,;(]*(?:\\text\s*\{[\s,(]*for (?:all|every|any|each)\b|\\forall(?![a-z])).*")
-_CASES = re.compile(
-    r"(?:([^=]*)=\s*)?(?:⦃\s*\\begin\{array\}\{[lcr ]*\}|\\begin\{d?cases\})(.*)\\end\{(?:array|d?cases)\}", re.DOTALL
-)
-_IF = re.compile(r"(?:\s|,|\\text\s*\{\s*(?:if|for|when)\s*\}|(?:if|for|when)\b)*")
+"""Patterns of conditions and how the readers below find them, in order."""
+_CASES = re.compile(r"(?:([^=]*)=\s*)?\\begin\{d?cases\}((?s:.*))\\end\{d?cases\}")
 _MODULUS = re.compile(r"\(?\s*(?:\\text\s*\{\s*)?\\?b?mod\s*\}?\s*\{?\s*(\d{1,99})\s*\}?\s*\)?$")
 _OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^°]*°$")
 _MONEY = "¤€£¥₹"
@@ -139,7 +145,8 @@ def read(text: str, depth: int = 0) -> list[Node]:
     """The readings of a tidied text, the most likely first; none for an empty text. Raises :class:`Unreadable`."""
     if depth > MAX_DEPTH:
         raise Unreadable("it is nested too deeply")
-    text = _INTEGER.sub(lambda match: ", " + (match[1] or f"{match[2]} ∈ Z"), _EVERYWHERE.sub(r"\1", text.strip()))
+    for pattern, written in _CONDITIONS:
+        text = re.sub(pattern, written, text.strip())
     if not text:
         return []
     if time := _TIME.fullmatch(text):
@@ -231,9 +238,8 @@ def _cases(text: str, depth: int) -> list[Node]:
     rows = [row.strip(" ,;.") for row in match[2].split("\\\\")]
     if "&" not in match[2]:
         return read(", ".join(filter(None, rows)), depth + 1)
-    cells = [[_IF.sub("", cell, count=1).strip(" ,") for cell in row.split("&")] for row in rows if row]
-    pieces = tuple(Brackets(left="{", right="}", items=_each(pair, depth)) for pair in cells)
-    node = Items(items=pieces, braces=False)
+    cells = [_each([cell.strip(" ,") for cell in row.split("&")], depth) for row in rows if row]
+    node = Items(items=tuple(Brackets(left="{", right="}", items=pair) for pair in cells), braces=False)
     return [node if match[1] is None else Equation(sides=(match[1].strip(), text), right=node)]
 
 
@@ -288,7 +294,6 @@ def _region(text: str, depth: int) -> list[Node]:
     member = _MEMBER.match(text)
     variable = member[1] if member else ""
     body = text[member.end() :] if member else text
-    body = re.sub(r"(?<==)(.*[^\s(])\s*\(([^()]*[<>≤≥≠][^()]*)\)$", r"\1, \2", body)
     if _COMPARISON.search(body):
         return _inequalities(body)
     pieces, operators = cut(body, "∪∩∖")

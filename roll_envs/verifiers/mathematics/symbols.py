@@ -28,15 +28,22 @@ _PROBES = tuple(
 _STEPS = (sympy.floor, sympy.ceiling, sympy.cos, sympy.sin)
 _DIGITS = 40
 _REPEATING = re.compile(r"(\d+)\.(\d*)\\overline\{?\s*(\d+)\s*\}?")
-_DEGREES = re.compile(r"(\d+(?:\.\d+)?|\{\d+(?:\.\d+)?\})\s*°(?![CF])")
 BASED = re.compile(r"(?:\\text\s*)?[({]?([0-9A-F]+)[)}]?_\{?\s*\(?\s*(\d+)\s*\)?\s*\}?")
 _CALL = re.compile(r"\\[A-Za-z]+|([A-Za-z]'*\s*\()")
 # Not e, d as in a derivative, an index, or the name of a function: f^{2}(x).
 _RAISED = re.compile(r"(\\[A-Za-z]+)|(?<![d_])([a-cf-zA-Z])(?=\s*\^\s*(?:\d|\{\s*\d+\s*\})(?!\s*[(_{]))")
-_NAMES = "(?:arc?)?(?:sin|cos|tan|cot|sec|csc)h?|(?:arc)?c?tg|l[ng]|log|exp|gcd|lcm"
 _SPELLINGS = (
+    (r"(\d+(?:\.\d+)?|\{\d+(?:\.\d+)?\})\s*°(?![CF])", r"{(\1\\cdot\\frac{\\pi}{180})}"),
+    # A derivative is a name of its own.
+    (r"(\\[A-Za-z]+|[A-Za-z])'''", r"\1_{ppp}"),
+    (r"(\\[A-Za-z]+|[A-Za-z])''", r"\1_{pp}"),
+    (r"(\\[A-Za-z]+|[A-Za-z])'", r"\1_{p}"),
     # Functions in roman type, other names for them, and what the parser takes for a call: \gamma+1.
-    (rf"\\(?:operatorname\*?|text)\s*\{{\s*({_NAMES})\s*\}}", r"\\\1 "),
+    (
+        r"\\(?:operatorname\*?|text)\s*\{\s*"
+        r"((?:arc?)?(?:sin|cos|tan|cot|sec|csc)h?|(?:arc)?c?tg|l[ng]|log|exp|gcd|lcm)\s*\}",
+        r"\\\1 ",
+    ),
     (r"\\text\s*\{\s*([A-Za-z])\s*\}", r"{\1}"),
     (r"\\lg(?![A-Za-z])", r"\\log_{10}"),
     (r"\\(arc)?tg(?![A-Za-z])", r"\\\1tan"),
@@ -58,15 +65,13 @@ class Unparsed(Exception):
 @functools.lru_cache(maxsize=512)
 def parse(text: str) -> Any:
     """The expression of a tidied LaTeX text, decimals as exact fractions. Raises :class:`Unparsed`."""
-    text = _DEGREES.sub(r"{(\1\\cdot\\frac{\\pi}{180})}", _REPEATING.sub(_repeating, text))
+    text = _REPEATING.sub(_repeating, text)
     if match := BASED.fullmatch(text):
         return _in_base(match[1], int(match[2]))
     for pattern, written in _SPELLINGS:
         text = re.sub(pattern, written, text)
-    # A derivative is a name of its own; other primes, which the parser would leave out, are minutes of an angle.
-    text = re.sub(r"(\\[A-Za-z]+|[A-Za-z])('+)", lambda match: f"{match[1]}_{{{'p' * len(match[2])}}}", text)
     if "'" in text:
-        raise Unparsed("a prime")
+        raise Unparsed("a prime")  # such as minutes of an angle, which the parser would leave out
     try:
         normal = normalize_latex(text, config=_CONFIG)
         found = _converted(normal)
@@ -97,7 +102,9 @@ class _Converter(_Latex2Sympy):  # type: ignore[misc]
         return parser
 
     def handle_gcd_lcm(self, name: str, numbers: Any) -> Any:
-        return _Gcd(*numbers) if name == "gcd" else functools.reduce(lambda a, b: a * b / _Gcd(a, b), numbers)
+        if name == "gcd":
+            return _Gcd(*sorted(numbers, key=sympy.default_sort_key))
+        return functools.reduce(lambda a, b: a * b / _Gcd(a, b), numbers)
 
 
 class _Gcd(sympy.Function):  # type: ignore[misc]
@@ -105,10 +112,7 @@ class _Gcd(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, *numbers: Any) -> Any:
-        if all(n.is_Integer for n in numbers):
-            return sympy.Integer(math.gcd(*map(int, numbers)))
-        ordered = sorted(numbers, key=sympy.default_sort_key)
-        return None if ordered == list(numbers) else cls(*ordered)
+        return sympy.Integer(math.gcd(*map(int, numbers))) if all(n.is_Integer for n in numbers) else None
 
 
 def _converted(text: str) -> Any:
@@ -212,7 +216,7 @@ def _same_function(one: Any, other: Any) -> bool:
     names = sorted(one.free_symbols | other.free_symbols, key=lambda s: s.name)
     complex_ = one.has(sympy.I) or other.has(sympy.I)
     usable = 0
-    for point in _whole_points(one - other, names) or points(names):
+    for point in _points(one - other, names):
         a, b = _value(one, point), _value(other, point)
         if a is None or b is None or (not complex_ and not (a.is_real and b.is_real)):
             continue
@@ -232,26 +236,20 @@ def _with_constants(expression: Any) -> Any:
     return expression if any(s.name[0] == "C" for s in names) else expression.xreplace(names)
 
 
-def points(names: Sequence[Any]) -> list[dict[Any, Any]]:
+def _points(expression: Any, names: Sequence[Any]) -> list[dict[Any, Any]]:
+    """Values of the variables: whole numbers where they are meant (``\\lfloor n/2 \\rfloor``, ``(-1)^n``), unless a
+    rounded fraction has a denominator that so few may miss."""
+    meant = expression.has(_Gcd, sympy.factorial2) or (
+        all(s.name in "nmkNMK" for s in names)
+        and (expression.has(*_STEPS) or any(p.base.is_negative for p in expression.atoms(sympy.Pow)))
+    )
+    if meant and all(r.q <= 12 for r in expression.atoms(sympy.Rational)):
+        return [{s: sympy.Integer((5 * k + 1) * n % 29) for k, s in enumerate(names)} for n in range(1, 27)]
     # A different value for each variable, also beyond eight variables: otherwise swapped variables look equal.
     return [
         {s: _PROBES[(shift + 3 * k) % len(_PROBES)] + sympy.Rational(k, 97) for k, s in enumerate(names)}
         for shift in range(len(_PROBES))
     ]
-
-
-def _whole_points(expression: Any, names: Sequence[Any]) -> list[dict[Any, Any]]:
-    """Whole numbers for the variables of an expression that is meant for those: ``\\lfloor n/2 \\rfloor``, ``(-1)^n``.
-
-    None for all others, and where a rounded fraction has a denominator that so few points may miss.
-    """
-    meant = expression.has(_Gcd, sympy.factorial2) or (
-        all(s.name in "nmkNMK" for s in names)
-        and (expression.has(*_STEPS) or any(p.base.is_negative for p in expression.atoms(sympy.Pow)))
-    )
-    if not meant or any(r.q > 12 for r in expression.atoms(sympy.Rational)):
-        return []
-    return [{s: sympy.Integer((5 * k + 1) * n % 29) for k, s in enumerate(names)} for n in range(1, 27)]
 
 
 def probe(expression: Any) -> None:
@@ -261,8 +259,13 @@ def probe(expression: Any) -> None:
     expression = expression.doit()
     if expression.has(sympy.nan, sympy.zoo):
         raise ValueError("it has no value")
+    _value(expression, first_point(expression))
+
+
+def first_point(expression: Any) -> dict[Any, Any]:
+    """A value for each variable of an expression."""
     names = sorted(expression.free_symbols, key=lambda s: s.name)
-    _value(expression, dict(zip(names, itertools.cycle(_PROBES), strict=False)))
+    return dict(zip(names, itertools.cycle(_PROBES), strict=False))
 
 
 def _value(expression: Any, point: dict[Any, Any]) -> Any:
