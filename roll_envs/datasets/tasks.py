@@ -234,6 +234,8 @@ _REFERENCES = (
     "answer",
     "ground_truth",
     "reward_model.ground_truth",
+    "final_answer",
+    "expected_answer",
     "solution",
     "tests",
     "target",

@@ -305,25 +305,15 @@ def _same_with_equation(gold: Node, said: Node) -> bool:
             return same(gold.right, said.right)
         return _same_equation(gold, said)
     if isinstance(gold, Equation):
-        named = _is_name(gold.sides[0]) and not isinstance(said, Region)
-        return (named and same(gold.right, said)) or _is_diagonal(gold, said)
+        return _is_name(gold.sides[0]) and not isinstance(said, Region) and same(gold.right, said)
     assert isinstance(said, Equation)
     if isinstance(gold, Region):
         return False
     # What stands before a matrix needs no name ("AB = ..."), nor does a formula without numbers ("-b/a = 3") or of
     # several letters ("a^2+b^2 = 5").
-    left = said.sides[0]
-    several = len(set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", left))) > 1
-    named = isinstance(said.right, Matrix) or _is_name(left) or several or not re.search(r"\d", left)
-    return ((named or _holds(said)) and same(gold, said.right)) or _is_diagonal(said, gold)
-
-
-def _is_diagonal(chain: Equation, point: Node) -> bool:
-    """Whether a chain such as "x = y = z = 1" gives the point (1, 1, 1)."""
-    *names, _ = chain.sides
-    if not isinstance(point, Brackets | Items) or len(point.items) != len(names) or len(names) < 2:
-        return False
-    return all(map(_is_name, names)) and all(same(chain.right, item) for item in point.items)
+    left, letters = said.sides[0], set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", said.sides[0]))
+    named = isinstance(said.right, Matrix) or _is_name(left) or len(letters) > 1 or not re.search(r"\d", left)
+    return (named or _holds(said)) and same(gold, said.right)
 
 
 def _is_name(side: str) -> bool:

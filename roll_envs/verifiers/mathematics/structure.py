@@ -90,7 +90,7 @@ Node = Expression | Words | Items | Brackets | Region | Equation | Matrix
 
 _OPEN, _CLOSE = "([{⦃", ")]}⦄"
 _MATRIX = re.compile(
-    r"[\[(]?\s*\\begin\{(?:[pbB]?matrix|smallmatrix|array)\*?\}(?:\{[lcr|]*\})?(.*)\\end\{[A-Za-z]*\*?\}\s*[\])]?",
+    r"[\[(]?\s*\\begin\{(?:[pbB]?matrix|smallmatrix|array|d?cases)\*?\}(?:\{[lcr|]*\})?(.*)\\end\{[A-Za-z]*\*?\}\s*[\])]?",
     re.DOTALL,
 )
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -111,7 +111,10 @@ _ALL_REALS = re.compile(r"(?i)(?:all |the )?real(?:s| numbers)")
 _NOTHING = re.compile(r"(?i)(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set|none")
 _FUNCTION_WORDS = frozenset("sin cos tan cot sec csc log ln exp sqrt frac pi max min gcd lcm mod".split())
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*", re.ASCII)
-_TAIL_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
+# Not e, i, or a vector in roman or bold type: those letters name no unit.
+_TAIL_TEXT = re.compile(
+    r"\\text\s*\{(?!\s*[abcefi-knpqrt-z]\s*\})([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$"
+)
 _TAIL_WORD = re.compile(
     r"(°[CF]?|(?<![^\W\d_])(?<![\\°])[^\W\d_]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$"
 )
@@ -119,7 +122,7 @@ _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
 _TIME = re.compile(
     r"(\d{1,2})(?=:|[^:]*[ap]\.?\s?m)(?::(\d\d))?(?:\s*(?:\\text\s*\{)?\s*([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
 )
-_SET_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQℝ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
+_INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
 _CONDITIONS = (
     # "f(x) = x for all x" says no more than "f(x) = x".
     (r"(?<==)(.*?)[\s,;(]*(?:\\text\s*\{[\s,(]*for (?:all|every|any|each)\b|\\forall(?![a-z])).*", r"\1"),
@@ -130,13 +133,25 @@ _CONDITIONS = (
         r"[\s,;]*\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*([A-Za-z])\s*\\text\s*\{[a-z ]*integers?\s*\}$",
         r", \1 ∈ Z",
     ),
-    # Pieces of a function have one form.
+    # Pieces of a function have one form, and are read as a matrix of values and conditions.
+    (r"^[^=]*=\s*(?=⦃?\s*\\begin\{(?:d?cases|array)\})", ""),
     (r"⦃\s*\\begin\{array\}\{[lcr ]*\}((?s:.*))\\end\{array\}", r"\\begin{cases}\1\\end{cases}"),
     (r"&\s*,?\s*(?:\\text\s*\{\s*(?:if|for|when)\s*\}|(?:if|for|when)\b)", "&"),
+    # "x = y = z = 1" is a point.
+    (r"^([a-z])\s*=\s*([a-z])\s*=\s*([a-z])\s*=\s*([^=]+)$", r"(\1,\2,\3)=(\4,\4,\4)"),
+    # One congruence for each of two residues.
+    (
+        r"^([A-Za-z])\s*\\equiv\s*(-?\d+)\s*(?:,|\\text\s*\{\s*(?:or|and)\s*\})\s*(-?\d+)\s*(\(?\s*(?:\\text\{)?\\?b?mod.*)$",
+        r"\1\\equiv \2\4, \1\\equiv \3\4",
+    ),
+    # In a function, "x ∈ ℝ" says no more.
+    (r"^(.*\(([a-z])\)\s*=[^,;]*?)[\s,;]*\2\s*∈.*$", r"\1"),
 )
 """Patterns of conditions and how the readers below find them, in order."""
-_CASES = re.compile(r"(?:([^=]*)=\s*)?\\begin\{d?cases\}((?s:.*))\\end\{d?cases\}")
-_MODULUS = re.compile(r"\(?\s*(?:\\text\s*\{\s*)?\\?b?mod\s*\}?\s*\{?\s*(\d{1,99})\s*\}?\s*\)?$")
+_RESIDUE = re.compile(
+    r"(?:\s*[A-Za-z]\w*\s*(?:\\equiv|=)|[^A-Za-z]*\\equiv)?\s*(-?\d{1,99})"
+    r"\s*\(?\s*(?:\\text\s*\{\s*)?\\?b?mod\s*\}?\s*\{?\s*(\d{1,99})\s*\}?\s*\)?"
+)
 _OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^°]*°$")
 _MONEY = "¤€£¥₹"
 
@@ -166,7 +181,7 @@ def read(text: str, depth: int = 0) -> list[Node]:
             return [words, Region(kind="sets", pieces=(sign,), operators=())]
         return [words, *(_several(inner[1].strip(), depth) if inner is not None else [])]
     # The order matters: a matrix holds commas, a region holds commas and signs of equations.
-    for reader in (_cases, _matrix, _single_group, _residues, _region, _several, _brackets, _equation, _ratio):
+    for reader in (_matrix, _single_group, _residue, _region, _several, _brackets, _equation, _ratio):
         found = reader(text, depth)
         if found:
             return found
@@ -230,40 +245,22 @@ def _as_words(text: str) -> Words | None:
     return Words(text=text) if long and (len(words) == len(long) or len(words) > 1) else None
 
 
-def _cases(text: str, depth: int) -> list[Node]:
-    """The pieces of a function with their conditions; without conditions, a system of equations."""
-    match = _CASES.fullmatch(text)
-    if match is None:
+def _residue(text: str, depth: int) -> list[Node]:
+    """``x \\equiv 3 \\pmod 4``: a number with its modulus as the unit."""
+    match = _RESIDUE.fullmatch(text)
+    if match is None or not int(match[2]):
         return []
-    rows = [row.strip(" ,;.") for row in match[2].split("\\\\")]
-    if "&" not in match[2]:
-        return read(", ".join(filter(None, rows)), depth + 1)
-    cells = [_each([cell.strip(" ,") for cell in row.split("&")], depth) for row in rows if row]
-    node = Items(items=tuple(Brackets(left="{", right="}", items=pair) for pair in cells), braces=False)
-    return [node if match[1] is None else Equation(sides=(match[1].strip(), text), right=node)]
-
-
-def _residues(text: str, depth: int) -> list[Node]:
-    """``x \\equiv 1, 3 \\pmod 4``: numbers with their modulus as the unit."""
-    modulus = _MODULUS.search(text)
-    if modulus is None or not int(modulus[1]):
-        return []
-    *lefts, numbers = re.split(r"\\equiv|=", text[: modulus.start()])
-    values = [plain_number(part) for part in _filled(_JOIN.sub(",", numbers))]
-    named = all(re.fullmatch(r"\s*[A-Za-z]\w*\s*|[^A-Za-z]*", left) for left in lefts)
-    if not named or not all(value is not None and value.denominator == 1 for value in values):
-        return []
-    unit = Unit(words=f"mod {int(modulus[1])}")
-    items = [Expression(text=str(value % int(modulus[1])), unit=unit) for value in values if value is not None]
-    return list(items) if len(items) < 2 else [Items(items=tuple(items), braces=False)]
+    return [Expression(text=str(int(match[1]) % int(match[2])), unit=Unit(words=f"mod {int(match[2])}"))]
 
 
 def _matrix(text: str, depth: int) -> list[Node]:
     match = _MATRIX.fullmatch(text)
     if match is None or "\\begin" in match[1]:
         return []
-    rows = [row.strip() for row in match[1].replace("\\hline", "").split("\\\\")]
-    cells = [[cell.strip() for cell in row.split("&")] for row in rows if row]
+    rows = [row.strip(" ,;.") for row in match[1].replace("\\hline", "").split("\\\\")]
+    if "cases}" in text and "&" not in text:  # a system of equations
+        return read(", ".join(filter(None, rows)), depth + 1)
+    cells = [[cell.strip(" ,;.") for cell in row.split("&")] for row in rows if row]
     if sum(map(len, cells)) > MAX_ITEMS:
         raise Unreadable(f"a matrix of more than {MAX_ITEMS} entries")
     return [Matrix(rows=tuple(_each(row, depth) for row in cells))]
@@ -315,12 +312,10 @@ def _several(text: str, depth: int) -> list[Node]:
     """A list without brackets: ``1, 2``, ``x=1 or x=2``, ``1 ± 2``."""
     joined = _JOIN.sub(",", text)
     parts = _filled(joined)
-    kept = [part for part in parts if not _SET_CONDITION.fullmatch(part)]
+    kept = [part for part in parts if not _INTEGER_CONDITION.fullmatch(part)]
     if kept and len(kept) < len(parts):  # "k π, k ∈ ℤ", whatever the name of the integer
         name = next(part[0] for part in parts if part not in kept)
-        body = ", ".join(kept)  # an argument, as in f(x) = x, keeps its name
-        spelled = body if f"({name})" in body else re.sub(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", "k", body)
-        return read(spelled, depth + 1)
+        return read(re.sub(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", "k", ", ".join(kept)), depth + 1)
     if len(parts) < 2:
         return _both_signs(text, depth) if "±" in text else []
     bare = text.lstrip("+-" + _MONEY).strip()
@@ -424,8 +419,6 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
         if match := _TAIL_TEXT.search(rest):
             if _NO_UNIT & set(re.findall(r"[a-z]+", match[1].casefold())) - {"squared", "cubed"}:
                 break
-            if re.fullmatch(r"[a-z]", match[1]) and not is_unit_word(match[1]):
-                break  # e, i or a vector in roman or bold type
             pieces.insert(0, match[1] + (match[2] or ""))
         elif operator := _TAIL_OPERATOR.search(rest):
             if not pieces:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -102,17 +101,10 @@ class _Converter(_Latex2Sympy):  # type: ignore[misc]
         return parser
 
     def handle_gcd_lcm(self, name: str, numbers: Any) -> Any:
-        if name == "gcd":
-            return _Gcd(*sorted(numbers, key=sympy.default_sort_key))
-        return functools.reduce(lambda a, b: a * b / _Gcd(a, b), numbers)
-
-
-class _Gcd(sympy.Function):  # type: ignore[misc]
-    """The greatest common divisor of whole numbers. SymPy's own is that of polynomials: 1 for ``m`` and ``n``."""
-
-    @classmethod
-    def eval(cls, *numbers: Any) -> Any:
-        return sympy.Integer(math.gcd(*map(int, numbers))) if all(n.is_Integer for n in numbers) else None
+        # Of letters SymPy gives the divisor as polynomials, which is 1 for m and n.
+        if all(number.is_Integer for number in numbers):
+            return super().handle_gcd_lcm(name, numbers)
+        return sympy.Function(name)(*sorted(numbers, key=str))
 
 
 def _converted(text: str) -> Any:
@@ -239,7 +231,7 @@ def _with_constants(expression: Any) -> Any:
 def _points(expression: Any, names: Sequence[Any]) -> list[dict[Any, Any]]:
     """Values of the variables: whole numbers where they are meant (``\\lfloor n/2 \\rfloor``, ``(-1)^n``), unless a
     rounded fraction has a denominator that so few may miss."""
-    meant = expression.has(_Gcd, sympy.factorial2) or (
+    meant = expression.has(sympy.factorial2) or (
         all(s.name in "nmkNMK" for s in names)
         and (expression.has(*_STEPS) or any(p.base.is_negative for p in expression.atoms(sympy.Pow)))
     )
