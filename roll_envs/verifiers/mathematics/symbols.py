@@ -69,8 +69,8 @@ def parse(text: str) -> Any:
         return _in_base(match[1], int(match[2]))
     for pattern, written in _SPELLINGS:
         text = re.sub(pattern, written, text)
-    if "'" in text:
-        raise Unparsed("a prime")  # such as minutes of an angle, which the parser would leave out
+    if re.search(r"'|\d_", text):
+        raise Unparsed("a prime or an index of a number")  # minutes or a base, which the parser would leave out
     try:
         normal = normalize_latex(text, config=_CONFIG)
         found = _converted(normal)
