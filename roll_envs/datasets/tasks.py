@@ -234,6 +234,8 @@ _REFERENCES = (
     "answer",
     "ground_truth",
     "reward_model.ground_truth",
+    "final_answer",
+    "expected_answer",
     "solution",
     "tests",
     "target",
@@ -248,7 +250,7 @@ class Fields(Settings):
     prompt: str | None = None
     """Text with ``{field}`` in it; without one the first of prompt, question, problem, instruction, input."""
     reference_field: str | None = None
-    """Without one the first of reference, answer, ground_truth, reward_model.ground_truth, solution, tests, ..."""
+    """Without one the first of reference, answer, ground_truth, reward_model.ground_truth, final_answer, ..."""
     domain_field: str | None = "domain"
     """Which of ``verifiers`` judges the row; read where these are given."""
     verifier_field: str | None = None

@@ -56,6 +56,8 @@ NESTED: list[dict[str, Any]] = [
     {"prompt": np.array([{"role": "user", "content": "c"}]), "answer": np.int64(7)},
     {"prompt": [{"role": "user", "content": [{"type": "text", "text": "c"}]}], "answer": np.array(["7"], dtype=object)},
     {"prompt": None, "question": "c", "answer": float("nan"), "solution": "\\boxed{7}"},
+    {"question": "c", "solution": ["We count them one by one."], "final_answer": ["$7$"]},
+    {"problem": "c", "generated_solution": "We count.", "expected_answer": "7"},
 ]
 
 

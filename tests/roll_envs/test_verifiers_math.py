@@ -60,6 +60,23 @@ def test_pairs(math: Any, frame: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        (r"y=\pm\frac12x", r"x\pm 2y=0"),
+        ("(1,1,1)", "x=y=z=1"),
+        (r"\frac{\pi}{4}+k\pi, k\in\mathbb{Z}", r"n\pi+\frac{\pi}{4}\text{ where } n \text{ is an integer}"),
+        (
+            r"a_n=\left\{\begin{array}{ll}1, & n=1 \\ 2n, & n \geq 2\end{array}\right.",
+            r"a_n=\begin{cases}1,&n=1\\2n,&n\ge2\end{cases}",
+        ),
+    ],
+)
+def test_pairs_that_need_a_box_around_the_answer(math: Any, gold: str, answer: str) -> None:
+    assert judged(math, f"\\boxed{{{answer}}}", gold)
+    assert not judged(math, f"\\boxed{{{answer.replace('1', '7').replace('4', '5').replace('2', '5')}}}", gold)
+
+
 def test_every_reference_of_the_pairs_is_its_own_answer(math: Any) -> None:
     assert [gold for _, gold, _ in PAIRS if not judged(math, f"\\boxed{{{gold}}}", gold)] == []
 

@@ -97,7 +97,8 @@ def _value_of(raw: str, spec: ToolSpec | None, key: str) -> Any:
     text = raw.removeprefix("\n").removesuffix("\n")
     if not isinstance(schema, Mapping) or kind == "string" or (isinstance(kind, list) and "string" in kind):
         return text
-    read = read_whole_json(text)
+    # Models write Python's words for these, too.
+    read = read_whole_json(_PYTHON_WORDS.get(text.strip(), text))
     if spec is not None and kind is None and not read.problem:  # the types are in anyOf, a reference, or an enum
         parameters = {**spec.parameters, "required": []}
         if not check_arguments({key: text}, parameters) or check_arguments({key: read.value}, parameters):
@@ -105,6 +106,7 @@ def _value_of(raw: str, spec: ToolSpec | None, key: str) -> Any:
     return text if read.problem else read.value
 
 
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _LLAMA_TAG = "<|python_tag|>"
 _LLAMA_FORM = FORMS["llama3"].form
 # Special tokens at the end, where decoding has not left them out.

@@ -106,7 +106,7 @@ _TEXTS: dict[str, dict[str, Any]] = {
         'name>, "arguments": <object of arguments>}], one object for each call.',
         "begin": r"\[TOOL_CALLS\]",
         # The newer form, with [ARGS] or without it where decoding leaves that token out; else a list of calls.
-        "name": r"(?:\s*(?P<name>[\w.:-]{1,200})\s*(?:\[ARGS\]\s*)?(?=\{))?",
+        "name": r"(?:\s*(?P<name>[\w.:-]{1,200})\s*(?:\[CALL_ID\]\w{1,40}\s*)?(?:\[ARGS\]\s*)?(?=\{))?",
         "lists": True,
     },
     "openai": {
@@ -169,7 +169,7 @@ _TEXTS: dict[str, dict[str, Any]] = {
         "head": _TOOLS,
         "about": "To call one, write\n$form",
         # The recipient may also stand before the channel. Thoughts are messages of their own, without a recipient.
-        "begin": r"(?:<\|channel\|>commentary|<\|start\|>assistant|\A(?:assistant)?)\s*to=functions\.",
+        "begin": r"(?:<\|channel\|>(?:commentary|analysis)|<\|start\|>assistant|\A(?:assistant)?)\s*to=functions\.",
         "name": r"(?P<name>[\w.:-]{1,200})(?:<\|channel\|>\w{1,20})?\s{0,9}(?:<\|constrain\|>)?\s{0,9}\w{0,20}"
         r"<\|message\|>\s*",
         "thoughts": False,

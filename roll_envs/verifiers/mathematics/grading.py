@@ -138,14 +138,27 @@ def same(gold: Node, said: Node) -> bool:
     return False
 
 
-_SYNONYMS = {"doesnotexist": "dne", "doesntexist": "dne", "infinitelymany": "infinitelymanysolutions"}
+_SYNONYMS = {
+    "doesnotexist": "dne",
+    "doesntexist": "dne",
+    "true": "yes",
+    "false": "no",
+    "notpossible": "impossible",
+    "infinitelymany": "infty",
+    "infinitelymanysolutions": "infty",
+    "infinite": "infty",
+    "infinity": "infty",
+    "converges": "convergent",
+    "diverges": "divergent",
+}
 
 
 def _spelled(node: Node) -> str:
     """A node as words without case, spaces and punctuation; letters of all scripts are kept."""
     if not isinstance(node, Words | Expression) or (isinstance(node, Expression) and node.unit is not None):
         return ""
-    words = re.sub(r"[^\w:]|_", "", node.text.replace(r"\text", "")).casefold()
+    said = re.sub(r"^\s*(?:an?|the)\s+|(?<=\d)(?:st|nd|rd|th)\b", "", node.text.replace(r"\text", "").casefold())
+    words = re.sub(r"[^\w:]|_", "", said)
     return _SYNONYMS.get(words, words)
 
 
@@ -196,15 +209,21 @@ def _same_value(one: str, other: str) -> bool:
     a, b = plain_number(one), plain_number(other)
     if a is not None and b is not None:
         return a == b
-    based = [re.fullmatch(r"(\w+)_\{?\d+\}?", text) for text in (one, other)]
-    if (based[0] is None) != (based[1] is None) and (a is not None or b is not None):
+    based = [symbols.BASED.fullmatch(text) for text in (one, other)]
+    if (with_base := based[0] or based[1]) and None in based and re.fullmatch("[0-9A-F]+", other if based[0] else one):
         # The base may be left out where the question names it.
-        with_base = based[0] or based[1]
-        return with_base is not None and with_base[1] == (other if based[0] else one)
+        return with_base[1] == (other if based[0] else one)
     try:
-        return symbols.equal(_parsed(one, a), _parsed(other, b))
+        if symbols.equal(_parsed(one, a), _parsed(other, b)):
+            return True
     except symbols.Unparsed:
         return _bare(one) == _bare(other)
+    # Beside "ln", "log" is the natural logarithm.
+    natural = [_LOG.sub(r"\\ln", text) for text in (one, other)]
+    return r"\ln" in one + other and natural != [one, other] and _same_value(*natural)
+
+
+_LOG = re.compile(r"\\log(?![a-z]|\s*_)")
 
 
 def _parsed(text: str, number: Fraction | None) -> Any:
@@ -212,7 +231,7 @@ def _parsed(text: str, number: Fraction | None) -> Any:
 
 
 def _bare(text: str) -> str:
-    return re.sub(r"[\s{}]|\\text", "", text)
+    return re.sub(r"[\s{}]|\\text", "", re.sub(r"\\[lc]?dots(?![a-z])|…", "...", text))
 
 
 def _algebra(node: Matrix | Expression) -> Any:
@@ -290,8 +309,10 @@ def _same_with_equation(gold: Node, said: Node) -> bool:
     assert isinstance(said, Equation)
     if isinstance(gold, Region):
         return False
-    # What stands before a matrix needs no name ("AB = ..."), nor does a formula without numbers: "-b/a = 3".
-    named = isinstance(said.right, Matrix) or _is_name(said.sides[0]) or not re.search(r"\d", said.sides[0])
+    # What stands before a matrix needs no name ("AB = ..."), nor does a formula without numbers ("-b/a = 3") or of
+    # several letters ("a^2+b^2 = 5").
+    left, letters = said.sides[0], set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", said.sides[0]))
+    named = isinstance(said.right, Matrix) or _is_name(left) or len(letters) > 1 or not re.search(r"\d", left)
     return (named or _holds(said)) and same(gold, said.right)
 
 
@@ -325,9 +346,11 @@ def _same_equation(gold: Equation, said: Equation) -> bool:
         return [_bare(s) for s in gold.sides] == [_bare(s) for s in said.sides]
     if not one.free_symbols or one.free_symbols != other.free_symbols:
         return False
-    # Two equations are equal if one difference of sides is a constant multiple of the other, neither 0 nor infinite.
-    ratio = sympy.cancel(sympy.together(one / other))
-    return not ratio.free_symbols and ratio.is_finite is True and ratio.is_zero is False
+    # Two equations are equal if the numerator of one difference of sides is a constant multiple of the other's.
+    one, other = (sympy.fraction(sympy.together(difference))[0] for difference in (one, other))
+    there = symbols.first_point(one)
+    a, b = one.subs(there), other.subs(there)
+    return not symbols.same_constant(a * b, sympy.Integer(0)) and symbols.equal(one * b, other * a)
 
 
 def _same_region(gold: Node, said: Node) -> bool:

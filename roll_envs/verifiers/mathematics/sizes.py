@@ -13,7 +13,7 @@ import re
 _MOST_DIGITS = 1e6
 _LETTER = 0.15
 """Digits of a variable: computer algebra compares functions at numbers such as 7/5."""
-_TOKEN = re.compile(r"\d+(?:\.\d*)?|\\[A-Za-z]+|\S")
+_TOKEN = re.compile(r"\d+(?:\.\d*)?|\\[A-Za-z]+|!!|\S")
 _DIGITS = re.compile(r"\d+")
 _GROWS = re.compile(r"\^|!|\\[dt]?binom|\\Gamma")
 _COSTLY = re.compile(r"\\(?:sum|prod|int|lim|zeta)|\d{13}|\\sqrt\s*\[")
@@ -77,7 +77,7 @@ class _Sizes:
             if token == "^":
                 last = self.grown(before * _value(self.argument()))
                 term -= before
-            elif token == "!":
+            elif token in ("!", "!!"):
                 last = self.grown(_value(before) * max(before - 0.43, 0.0))
                 term -= before
             elif token in (r"\binom", r"\dbinom", r"\tbinom"):

@@ -90,7 +90,7 @@ Node = Expression | Words | Items | Brackets | Region | Equation | Matrix
 
 _OPEN, _CLOSE = "([{⦃", ")]}⦄"
 _MATRIX = re.compile(
-    r"[\[(]?\s*\\begin\{(?:[pbB]?matrix|smallmatrix|array)\*?\}(?:\{[lcr|]*\})?(.*)\\end\{[A-Za-z]*\*?\}\s*[\])]?",
+    r"[\[(]?\s*\\begin\{(?:[pbB]?matrix|smallmatrix|array|d?cases)\*?\}(?:\{[lcr|]*\})?(.*)\\end\{[A-Za-z]*\*?\}\s*[\])]?",
     re.DOTALL,
 )
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -102,7 +102,8 @@ _REVERSED_BRACKETS = re.compile(r"([\]\[(])([^\[\]()]*[,;][^\[\]()]*)([\[\])])")
 _COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NO_UNIT = frozenset(
     "or and plus minus times divided over half halves third thirds quarter quarters squared cubed root mod modulo to "
-    "not negative factorial below above power choose".split()
+    "not negative factorial below above power choose fifths sixths sevenths eighths ninths tenths hundredths "
+    "thousandths millionths billionths".split()
 )
 """Words after a number that change its value and so are no unit."""
 _YES_NO = frozenset("yes no true false none odd even both neither red blue dne".split())
@@ -110,15 +111,47 @@ _ALL_REALS = re.compile(r"(?i)(?:all |the )?real(?:s| numbers)")
 _NOTHING = re.compile(r"(?i)(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set|none")
 _FUNCTION_WORDS = frozenset("sin cos tan cot sec csc log ln exp sqrt frac pi max min gcd lcm mod".split())
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*", re.ASCII)
-_TAIL_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$")
+# Not e, i, or a vector in roman or bold type: those letters name no unit.
+_TAIL_TEXT = re.compile(
+    r"\\text\s*\{(?!\s*[abcefi-knpqrt-z]\s*\})([^{}]*)\}(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$"
+)
 _TAIL_WORD = re.compile(
     r"(°[CF]?|(?<![^\W\d_])(?<![\\°])[^\W\d_]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$"
 )
 _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
 _TIME = re.compile(
-    r"(\d{1,2})(?=:|\s?[ap]m$)(?::(\d\d))?(?:\s*(?:\\text\s*\{)?\s*([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
+    r"(\d{1,2})(?=:|[^:]*[ap]\.?\s?m)(?::(\d\d))?(?:\s*(?:\\text\s*\{)?\s*([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
 )
 _INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
+_CONDITIONS = (
+    # "f(x) = x for all x" says no more than "f(x) = x".
+    (r"(?<==)(.*?)[\s,;(]*(?:\\text\s*\{[\s,(]*for (?:all|every|any|each)\b|\\forall(?![a-z])).*", r"\1"),
+    # "(k ∈ ℤ)", "where k ∈ ℤ" and "where k is an integer" become ", k ∈ ℤ".
+    (r"[\s,;]*\(\s*([A-Za-z]\s*∈[^()]*)\)$", r", \1"),
+    (r"[\s,;]*\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*(?=[A-Za-z]\s*∈)", ", "),
+    (
+        r"[\s,;]*\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*([A-Za-z])\s*\\text\s*\{[a-z ]*integers?\s*\}$",
+        r", \1 ∈ Z",
+    ),
+    # Pieces of a function have one form, and are read as a matrix of values and conditions.
+    (r"^[^=]*=\s*(?=⦃?\s*\\begin\{(?:d?cases|array)\})", ""),
+    (r"⦃\s*\\begin\{array\}\{[lcr ]*\}((?s:.*))\\end\{array\}", r"\\begin{cases}\1\\end{cases}"),
+    (r"&\s*,?\s*(?:\\text\s*\{\s*(?:if|for|when)\s*\}|(?:if|for|when)\b)", "&"),
+    # "x = y = z = 1" is a point.
+    (r"^([a-z])\s*=\s*([a-z])\s*=\s*([a-z])\s*=\s*([^=]+)$", r"(\1,\2,\3)=(\4,\4,\4)"),
+    # One congruence for each of two residues.
+    (
+        r"^([A-Za-z])\s*\\equiv\s*(-?\d+)\s*(?:,|\\text\s*\{\s*(?:or|and)\s*\})\s*(-?\d+)\s*(\(?\s*(?:\\text\{)?\\?b?mod.*)$",
+        r"\1\\equiv \2\4, \1\\equiv \3\4",
+    ),
+    # In a function, "x ∈ ℝ" says no more.
+    (r"^(.*\(([a-z])\)\s*=[^,;]*?)[\s,;]*\2\s*∈.*$", r"\1"),
+)
+"""Patterns of conditions and how the readers below find them, in order."""
+_RESIDUE = re.compile(
+    r"(?:\s*[A-Za-z]\w*\s*(?:\\equiv|=)|[^A-Za-z]*\\equiv)?\s*(-?\d{1,99})"
+    r"\s*\(?\s*(?:\\text\s*\{\s*)?\\?b?mod\s*\}?\s*\{?\s*(\d{1,99})\s*\}?\s*\)?"
+)
 _OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^°]*°$")
 _MONEY = "¤€£¥₹"
 
@@ -127,7 +160,8 @@ def read(text: str, depth: int = 0) -> list[Node]:
     """The readings of a tidied text, the most likely first; none for an empty text. Raises :class:`Unreadable`."""
     if depth > MAX_DEPTH:
         raise Unreadable("it is nested too deeply")
-    text = text.strip()
+    for pattern, written in _CONDITIONS:
+        text = re.sub(pattern, written, text.strip())
     if not text:
         return []
     if time := _TIME.fullmatch(text):
@@ -147,7 +181,7 @@ def read(text: str, depth: int = 0) -> list[Node]:
             return [words, Region(kind="sets", pieces=(sign,), operators=())]
         return [words, *(_several(inner[1].strip(), depth) if inner is not None else [])]
     # The order matters: a matrix holds commas, a region holds commas and signs of equations.
-    for reader in (_matrix, _single_group, _region, _several, _brackets, _equation, _ratio):
+    for reader in (_matrix, _single_group, _residue, _region, _several, _brackets, _equation, _ratio):
         found = reader(text, depth)
         if found:
             return found
@@ -211,12 +245,22 @@ def _as_words(text: str) -> Words | None:
     return Words(text=text) if long and (len(words) == len(long) or len(words) > 1) else None
 
 
+def _residue(text: str, depth: int) -> list[Node]:
+    """``x \\equiv 3 \\pmod 4``: a number with its modulus as the unit."""
+    match = _RESIDUE.fullmatch(text)
+    if match is None or not int(match[2]):
+        return []
+    return [Expression(text=str(int(match[1]) % int(match[2])), unit=Unit(words=f"mod {int(match[2])}"))]
+
+
 def _matrix(text: str, depth: int) -> list[Node]:
     match = _MATRIX.fullmatch(text)
     if match is None or "\\begin" in match[1]:
         return []
-    rows = [row.strip() for row in match[1].replace("\\hline", "").split("\\\\")]
-    cells = [[cell.strip() for cell in row.split("&")] for row in rows if row]
+    rows = [row.strip(" ,;.") for row in match[1].replace("\\hline", "").split("\\\\")]
+    if "cases}" in text and "&" not in text:  # a system of equations
+        return read(", ".join(filter(None, rows)), depth + 1)
+    cells = [[cell.strip(" ,;.") for cell in row.split("&")] for row in rows if row]
     if sum(map(len, cells)) > MAX_ITEMS:
         raise Unreadable(f"a matrix of more than {MAX_ITEMS} entries")
     return [Matrix(rows=tuple(_each(row, depth) for row in cells))]
@@ -240,7 +284,7 @@ def _set(inner: str, depth: int) -> list[Node]:
         name = member[1] if member else variable.strip()
         if found and re.fullmatch(r"[A-Za-z]|\\[a-z]+", name) and _COMPARISON.search(condition):
             return [node for node in read(condition, depth + 1) if isinstance(node, Region)]
-    return [Items(items=_each(_filled(inner), depth), braces=True)]
+    return [Items(items=_flat(_each(_filled(inner), depth)).items, braces=True)]
 
 
 def _region(text: str, depth: int) -> list[Node]:
@@ -299,10 +343,8 @@ def _flat(nodes: Iterable[Node], either: bool = False) -> Items:
 def _both_signs(text: str, depth: int) -> list[Node]:
     if text.count("±") > 3:
         raise Unreadable("too many ±")
-    name, equals, rest = text.rpartition("=")
-    head = name + equals
-    plus, minus = rest.replace("±", "+", 1).strip().removeprefix("+"), rest.replace("±", "-", 1)
-    return [_flat(_each([head + plus, head + minus], depth))]
+    plus = re.sub(r"(^|=)\s*\+", r"\1", text.replace("±", "+", 1))
+    return [_flat(_each([plus, text.replace("±", "-", 1)], depth))]
 
 
 def _brackets(text: str, depth: int) -> list[Node]:
@@ -332,7 +374,7 @@ def _closing_bracket(text: str) -> int:
 
 
 def _equation(text: str, depth: int) -> list[Node]:
-    sides = split(text, "=")
+    sides = split(text.replace(r"\equiv", "="), "=")
     if not 2 <= len(sides) <= 20 or not all(sides):
         return []
     # "x = 5 cm" has the unit on its right, and "(x, y) = (1, 2)" a point.

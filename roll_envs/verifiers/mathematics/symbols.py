@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from antlr4 import PredictionMode  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    ConversionConfig,
     NormalizationConfig,
     _Latex2Sympy,
     normalize_latex,
@@ -22,14 +24,37 @@ _PROBES = tuple(
     sympy.Rational(n, d) for n, d in ((7, 5), (3, 11), (29, 13), (-6, 7), (17, 4), (-23, 9), (5, 3), (1, 8))
 )
 """Values of the variables at which two expressions are compared; both signs, below and above 1."""
+_STEPS = (sympy.floor, sympy.ceiling, sympy.cos, sympy.sin)
 _DIGITS = 40
 _REPEATING = re.compile(r"(\d+)\.(\d*)\\overline\{?\s*(\d+)\s*\}?")
-_DEGREES = re.compile(r"(\d+(?:\.\d+)?|\{\d+(?:\.\d+)?\})\s*°(?![CF])")
-_BASE = re.compile(r"(?:\\text\s*)?[({]?([0-9A-F]+)[)}]?_\{?\s*(\d+)\s*\}?")
+BASED = re.compile(r"(?:\\text\s*)?[({]?([0-9A-F]+)[)}]?_\{?\s*\(?\s*(\d+)\s*\)?\s*\}?")
 _CALL = re.compile(r"\\[A-Za-z]+|([A-Za-z]'*\s*\()")
 # Not e, d as in a derivative, an index, or the name of a function: f^{2}(x).
 _RAISED = re.compile(r"(\\[A-Za-z]+)|(?<![d_])([a-cf-zA-Z])(?=\s*\^\s*(?:\d|\{\s*\d+\s*\})(?!\s*[(_{]))")
-_MODULO = re.compile(r"(\d+)\s*(?:\\bmod|\\mod|\bmod\b)\s*(\d+)")
+_SPELLINGS = (
+    (r"(\d+(?:\.\d+)?|\{\d+(?:\.\d+)?\})\s*°(?![CF])", r"{(\1\\cdot\\frac{\\pi}{180})}"),
+    # A derivative is a name of its own.
+    (r"(\\[A-Za-z]+|[A-Za-z])'''", r"\1_{ppp}"),
+    (r"(\\[A-Za-z]+|[A-Za-z])''", r"\1_{pp}"),
+    (r"(\\[A-Za-z]+|[A-Za-z])'", r"\1_{p}"),
+    # Functions in roman type, other names for them, and what the parser takes for a call: \gamma+1.
+    (
+        r"\\(?:operatorname\*?|text)\s*\{\s*"
+        r"((?:arc?)?(?:sin|cos|tan|cot|sec|csc)h?|(?:arc)?c?tg|l[ng]|log|exp|gcd|lcm)\s*\}",
+        r"\\\1 ",
+    ),
+    (r"\\text\s*\{\s*([A-Za-z])\s*\}", r"{\1}"),
+    (r"\\lg(?![A-Za-z])", r"\\log_{10}"),
+    (r"\\(arc)?tg(?![A-Za-z])", r"\\\1tan"),
+    (r"\\(arc)?ctg(?![A-Za-z])", r"\\\1cot"),
+    (r"\\var(?=(?:phi|epsilon|theta)(?![A-Za-z]))", r"\\"),
+    (r"\\gamma(?![A-Za-z])", r"{\\gamma}"),
+    (r"(?<!matrix\})\^\s*(?:T\b|\{\s*T\s*\})", r"^{(T)}"),
+    (r"(\\(?:max|min|gcd))\s*⦃([^⦃⦄]*)⦄", r"\1(\2)"),
+    # \sin x \cdot y, which the parser takes for the sine of the product.
+    (r"(\\(?:sin|cos|tan|ln|log)(?:\^\{?\d\}?)?\s*(?:[a-zA-Z]|\d+)\s*)(?=\\(?:cdot|times)(?![a-z]))", r"{\1}"),
+)
+"""Patterns of notation and what the parser reads, in order."""
 
 
 class Unparsed(Exception):
@@ -39,13 +64,13 @@ class Unparsed(Exception):
 @functools.lru_cache(maxsize=512)
 def parse(text: str) -> Any:
     """The expression of a tidied LaTeX text, decimals as exact fractions. Raises :class:`Unparsed`."""
-    text = _DEGREES.sub(r"{(\1\\cdot\\frac{\\pi}{180})}", _REPEATING.sub(_repeating, text))
-    if match := _BASE.fullmatch(text):
+    text = _REPEATING.sub(_repeating, text)
+    if match := BASED.fullmatch(text):
         return _in_base(match[1], int(match[2]))
-    if match := _MODULO.fullmatch(text):
-        return sympy.Integer(int(match[1]) % int(match[2])) if int(match[2]) else sympy.nan
-    if re.search(r"\d'(?!\d)", text):
-        raise Unparsed("a prime behind a number")  # minutes of an angle, which the parser would leave out
+    for pattern, written in _SPELLINGS:
+        text = re.sub(pattern, written, text)
+    if re.search(r"'|\d_", text):
+        raise Unparsed("a prime or an index of a number")  # minutes or a base, which the parser would leave out
     try:
         normal = normalize_latex(text, config=_CONFIG)
         found = _converted(normal)
@@ -56,6 +81,9 @@ def parse(text: str) -> Any:
         raise Unparsed(str(error)[:200]) from None
     if not isinstance(found, sympy.Basic | sympy.MatrixBase):
         raise Unparsed(f"a {type(found).__name__}")
+    if "!!" in text:  # every other factor, which the parser takes for a factorial of a factorial
+        once = sympy.Wild("once")
+        found = found.replace(sympy.factorial(sympy.factorial(once)), sympy.factorial2(once))
     return _exact(found)
 
 
@@ -63,14 +91,20 @@ class _Converter(_Latex2Sympy):  # type: ignore[misc]
     """The parser of latex2sympy with ANTLR's quick prediction (SLL), or its full one (LL)."""
 
     def __init__(self, mode: Any) -> None:
-        # Variables are real, so that sqrt(x^2) equals |x|.
-        super().__init__(is_real=True)
+        # Variables are real, so that sqrt(x^2) equals |x|; R and r are two of them.
+        super().__init__(is_real=True, config=ConversionConfig(lowercase_symbols=False))
         self._mode = mode
 
     def create_parser(self, latex_str: str) -> Any:
         parser = super().create_parser(latex_str)
         parser._interp.predictionMode = self._mode
         return parser
+
+    def handle_gcd_lcm(self, name: str, numbers: Any) -> Any:
+        # Of letters SymPy gives the divisor as polynomials, which is 1 for m and n.
+        if all(number.is_Integer for number in numbers):
+            return super().handle_gcd_lcm(name, numbers)
+        return sympy.Function(name)(*sorted(numbers, key=str))
 
 
 def _converted(text: str) -> Any:
@@ -104,11 +138,14 @@ def _in_base(digits: str, base: int) -> Any:
 
 
 def _exact(expression: Any) -> Any:
-    """Replace floats by the exact fractions of the decimals that were written, and ``i`` by the imaginary unit."""
+    """Replace floats by the exact fractions of the decimals that were written, ``i`` by the imaginary unit, and a
+    derivative of a letter, which SymPy takes for 0, by a name."""
     floats = expression.atoms(sympy.Float) if isinstance(expression, sympy.Basic) else set()
     replaced = {f: sympy.Rational(str(f)) for f in floats}
     names = {s for s in expression.free_symbols if s.name == "i"}
     replaced |= dict.fromkeys(names, sympy.I)
+    slopes = {d for d in expression.atoms(sympy.Derivative) if d.expr.is_Symbol and d.expr not in d.variables}
+    replaced |= {d: sympy.Symbol(str(d), real=True) for d in slopes}
     return expression.xreplace(replaced) if replaced else expression
 
 
@@ -161,17 +198,17 @@ def _is_zero(difference: Any, scale: Any, digits: int) -> bool:
 
 
 def _same_function(one: Any, other: Any) -> bool:
-    """Whether two functions agree at the probe points. Points where one has no real value are skipped, unless ``I``
-    occurs.
+    """Whether two functions agree at the points of comparison. Those where one has no real value are skipped, unless
+    ``I`` occurs.
 
     With fewer than three usable points ``simplify`` decides.
     """
+    if one.free_symbols != other.free_symbols:
+        one, other = _with_constants(one), _with_constants(other)
     names = sorted(one.free_symbols | other.free_symbols, key=lambda s: s.name)
     complex_ = one.has(sympy.I) or other.has(sympy.I)
     usable = 0
-    for shift in range(len(_PROBES)):
-        # A different value for each variable, also beyond eight variables: otherwise swapped variables look equal.
-        point = {s: _PROBES[(shift + 3 * k) % len(_PROBES)] + sympy.Rational(k, 97) for k, s in enumerate(names)}
+    for point in _points(one - other, names):
         a, b = _value(one, point), _value(other, point)
         if a is None or b is None or (not complex_ and not (a.is_real and b.is_real)):
             continue
@@ -185,6 +222,28 @@ def _same_function(one: Any, other: Any) -> bool:
     return difference.is_zero is True
 
 
+def _with_constants(expression: Any) -> Any:
+    """A constant of integration is written ``C`` or ``c``."""
+    names = {s: sympy.Symbol(re.sub("^c(?=_|$)", "C", s.name), real=True) for s in expression.free_symbols}
+    return expression if any(s.name[0] == "C" for s in names) else expression.xreplace(names)
+
+
+def _points(expression: Any, names: Sequence[Any]) -> list[dict[Any, Any]]:
+    """Values of the variables: whole numbers where they are meant (``\\lfloor n/2 \\rfloor``, ``(-1)^n``), unless a
+    rounded fraction has a denominator that so few may miss."""
+    meant = expression.has(sympy.factorial2) or (
+        all(s.name in "nmkNMK" for s in names)
+        and (expression.has(*_STEPS) or any(p.base.is_negative for p in expression.atoms(sympy.Pow)))
+    )
+    if meant and all(r.q <= 12 for r in expression.atoms(sympy.Rational)):
+        return [{s: sympy.Integer((5 * k + 1) * n % 29) for k, s in enumerate(names)} for n in range(1, 27)]
+    # A different value for each variable, also beyond eight variables: otherwise swapped variables look equal.
+    return [
+        {s: _PROBES[(shift + 3 * k) % len(_PROBES)] + sympy.Rational(k, 97) for k, s in enumerate(names)}
+        for shift in range(len(_PROBES))
+    ]
+
+
 def probe(expression: Any) -> None:
     """Evaluate an expression as a comparison would. Raises :class:`ValueError` where it has no value (1/0)."""
     if not isinstance(expression, sympy.Expr):
@@ -192,8 +251,13 @@ def probe(expression: Any) -> None:
     expression = expression.doit()
     if expression.has(sympy.nan, sympy.zoo):
         raise ValueError("it has no value")
+    _value(expression, first_point(expression))
+
+
+def first_point(expression: Any) -> dict[Any, Any]:
+    """A value for each variable of an expression."""
     names = sorted(expression.free_symbols, key=lambda s: s.name)
-    _value(expression, dict(zip(names, itertools.cycle(_PROBES), strict=False)))
+    return dict(zip(names, itertools.cycle(_PROBES), strict=False))
 
 
 def _value(expression: Any, point: dict[Any, Any]) -> Any:
