@@ -91,6 +91,7 @@ _PHRASES: dict[str, tuple[str, ...]] = {
         r"\b(?:rather not|won't|not going to|not (?:allowed|appropriate) to) (?:\w+ ){0,3}"
         r"(?:give|hand|tell|provide|reveal|pick|choose)\b",
         r"\bcould you (?:tell|send|provide|share|clarify|give|post|check)\b",
+        r"\bno unique (?:solution|answer)\b|\b(?:would be|is) needed before\b",
         r"\bil manque (?:une|des) |\bpouvez-vous\b|\bfaltan? (?:un )?datos?\b",
         r"nicht (?:beantworten|lösen|bestimmen|berechnen)\b|no se puede (?:determinar|responder|calcular)\b",
         r"无法(?:求|确定|得出|计算|回答)|条件不足|缺少条件",
