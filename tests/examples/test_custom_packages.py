@@ -132,7 +132,7 @@ def test_the_settings_of_each_part_are_keys_like_any_other(trainings: tuple[Path
     told = others.partition("=== trainings\n")[0].splitlines()
     assert [line.partition(": ")[2] for line in told] == [
         "unknown key 'advantage.spred'; did you mean 'advantage.spread'?",
-        "engine.log is 3; allowed: text",
+        """engine.log is 3; allowed: text; in quotes it is text: "3" (in a shell '"3"')""",
         "loss.width is -1; allowed: a number > 0",
     ]
 

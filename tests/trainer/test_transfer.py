@@ -129,7 +129,7 @@ def test_a_server_that_refuses_its_side_of_a_broadcast_ends_it_at_once(
 
 
 def test_an_address_of_another_machine_is_refused(model: LanguageModel, fake: tuple[str, FakeVLLM]) -> None:
-    with pytest.raises(EngineError, match=r"engine.transfer_address '192.0.2.1' is no address of this machine"):
+    with pytest.raises(ConfigError, match=r"engine.transfer_address '192.0.2.1' is no address of this machine"):
         connect(model, fake[0], transfer="broadcast", transfer_address="192.0.2.1")
 
 

@@ -113,7 +113,7 @@ _BEGINS = patterns(_OPENINGS, parts=PARTS, opening=r"(?i)(?:(?!{SIGN})\W){0,4}")
 _SAYS = patterns(_PHRASES, parts=PARTS, opening="(?i)")
 CONCLUDES, REVISED = _BEGINS["concludes"], _SAYS["revised"]
 _CUT_OFF = re.compile(
-    r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that|at|for|in|on|as|than|which|where|when|we|it|he|she|they|has|have"
+    r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that|at|for|in|on|as|than|which|where|when|we|he|she|they|has|have"
     r"|was|were|be|or|if|so|but|(?:need|have) to \w+)|[\w)\]] ?[-+*/=×,])\s*$"
 )
 _UNFINISHED = re.compile(rf"(?:(?!{SIGN}|\d)[\w'’,;()/-]+ ){{6,}}(?!{SIGN})[A-Za-z]+")
