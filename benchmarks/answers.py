@@ -2,7 +2,7 @@
 
     python benchmarks/answers.py [--each N] [--seed N]
 
-The replies are those of the tests, with other contents for another seed, and eight sets of ``written_replies_*.tsv``,
+The replies are those of the tests, with other contents for another seed, and the sets of ``written_replies_*.tsv``,
 each written by somebody who had seen neither the rules nor the other sets. "other" counts replies that were read as an
 answer that they do not give, also of those that give none; the rest of those not read gave none.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "roll_envs"))
 
-from answer_replies import read_as, replies, written
+from answer_replies import SETS, read_as, replies, written
 
 from roll_envs.verifiers import Score, make_verifier
 from roll_envs.verifiers.choice import read_choice
@@ -45,7 +45,7 @@ def main() -> None:
         print(f"| {kind} | {count[kind]} | {read[kind]} | {other[kind]} |")
     print(f"| all | {count.total()} | {read.total()} ({read.total() / count.total():.1%}) | {other.total()} |")
     print("\n| set | replies | read | other |\n|---|---|---|---|")
-    for name in "abcdefgh":
+    for name in SETS:
         for task in ("choice", "math"):
             found = [read_as(one, math) for one in written(f"written_replies_{name}.tsv") if one.task == task]
             right, wrong = found.count("right"), found.count("other")

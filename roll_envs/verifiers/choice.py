@@ -152,6 +152,9 @@ def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     for start, found in reversed(statements):
         if found <= set(letters) and start >= max(settled_from, *(denied.get(letter, 0) for letter in found)):
             return found
+    # A base model that begins with the text of an option says more of it, and of others.
+    if (begun := SAYS["begins with"].match(bare)) and _settled(sentences[0]):
+        return _named(begun[1])
     lines = (
         []
         if settled_from or _consecutive(SAYS["of list"].findall(bare))

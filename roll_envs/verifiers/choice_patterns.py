@@ -103,6 +103,7 @@ _PARTS = {
 
 _SAYINGS = {
     "letter": r"{LETTER}",
+    "begins with": r"(\[[A-J]\]) (?:is|are|was|were)\b",
     "in the end": r"\((?i:{OPTION} )?([A-J])\)\W*$",
     "condition first": r"^\W*(?:If|When|Since|As) (?![^,]*\bwere\b)[^,]{1,100}, ",
     # Text styles of LaTeX, signs of Markdown, quotes, and brackets around brackets.
@@ -117,6 +118,7 @@ _SAYINGS = {
     "chosen": r"(?m)(?i:{NAMED})({GROUP}){END}",
     "denied": (
         r"(?m)(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false|worst)(?: (?i:{OPTION}))?:) ?({GROUP})|"
+        r"\b(?i:distractor)\w*: ?({LETTER})|"
         r"\b(?i:not) (?:[A-Za-z'’-]+ ){1,6}(\((?i:{OPTION} )?[A-J]\))|"
         r"(?i:(?:,? ?\b(?:and|but) )?(?:\b{NO}\b|n['’]t\b|[并也而]?不[能应應会會]?该?[是选選]?)(?: ?\b{ABOUT}\b){0,6})"
         r"[: ]{0,2}({LETTER}(?:(?:[,、] ?{LETTER}){0,9}+,? ?(?:{AND}\b|[和或、]) ?{LETTER})?)"
@@ -125,7 +127,7 @@ _SAYINGS = {
     "called right": (
         r"({GROUP})(?:(?:[:)]|(?<![a-z] [A-Z])[.]) (?:(?!\b[A-Z]\b|n['’]t\b"
         r"|\b(?:not|incorrect|wrong)\b)[^.\n]){1,60}?)?,?"
-        r"(?: (?:which )?{IS} (?:(?:{SURELY}|{OPTION}) ){0,4}{RIGHT}\b(?! that| only)"
+        r"(?: (?:which )?{IS} (?:(?:{SURELY}|{OPTION}) ){0,4}{RIGHT}\b(?! that| only| depends)"
         r"| (?:richtig|korrekt|(?:all )?apply|only(?=[.,;]|$))\b"
         r"| ?(?:选项|選項|项|項|が|は|가|이)? ?(?:的?(?:说法|叙述|表述|描述))?是?"
         r"(?:正确|正確|符合|最?も?適[切当]|を選|答案|对|正しい|正解|정답|맞))"
@@ -136,7 +138,8 @@ _SAYINGS = {
         r"(?m)(?<!= )({GROUP})(?: ?[:.…|?()–—-]{1,3})? ?{YES}"
         r"|({GROUP})[:.)|]? (?:(?!{LETTER})[^\n✗✘❌]){1,80}?(?:\?| [|–—-]|[.,;!](?= (?i:yes|correct|true)\W*$)"
         r"|(?= yes\W*$)) {YES}"
-        r"|^\W{0,3}(?:(?i:{OPTION}) )?({GROUP})(?:[).:][^\n]{0,80}?)? (?:is|are) (?i:true|correct|right)\b"
+        r"|^\W{0,3}(?:(?i:{OPTION}) )?({GROUP})(?:[).:](?![^\n]{0,40}\bstatement\b)[^\n]{0,80}?)?"
+        r" (?:is|are) (?i:true|correct|right)\b"
         r"|^\W{0,3}(?i:{NAMED})({GROUP})[^\n✗✘❌]{0,80}[✓✔✅][ |]*$|^\W{0,3}(?:[✓✔✅]|\[x\])\W{0,3}({GROUP})"
     ),
     "fits": (

@@ -139,6 +139,10 @@ def replies(each: int = 9, seed: int = 7) -> list[Reply]:
     return found
 
 
+SETS = "abcdefghijklmnoq"
+"""Of replies that others wrote; those from i on are as in logs of base, chat and reasoning models."""
+
+
 class Written(NamedTuple):
     """A reply of a file of them: its task, the answer that it gives (none, or after ``!`` one that it does not give),
     and the texts of the options of a choice."""

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from answer_replies import UNDECIDED, read_as, replies, written
+from answer_replies import SETS, UNDECIDED, read_as, replies, written
 
 from roll_envs.verifiers import Score, make_verifier
 from roll_envs.verifiers.choice import read_choice
@@ -52,7 +52,7 @@ def test_replies_that_were_misread_once() -> None:
     assert [one for one in written("misread_replies.tsv") if read_as(one, math) != "right"] == []
 
 
-@pytest.mark.parametrize(("name", "least"), [*((name, 0.99) for name in "abcdefg"), ("h", 0.97)])
+@pytest.mark.parametrize(("name", "least"), [(name, 0.98 if name in "hijno" else 0.985) for name in SETS])
 def test_choices_of_replies_that_others_wrote(name: str, least: float) -> None:
     """The share that is read is no less than it was, and no letter is read that is not given."""
     choices = [one for one in written(f"written_replies_{name}.tsv") if one.task == "choice"]
@@ -63,7 +63,7 @@ def test_choices_of_replies_that_others_wrote(name: str, least: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("a", 0.985), ("b", 0.99), ("c", 0.985), ("d", 0.99), ("e", 0.975), ("f", 0.99), ("g", 0.98), ("h", 0.955)],
+    [(name, {"h": 0.965, "m": 0.97, "o": 0.975, "q": 0.965}.get(name, 0.98)) for name in SETS],
 )
 def test_mathematics_of_replies_that_others_wrote(name: str, least: float) -> None:
     """The share that is read as meant; rules were made for the misses of all of them."""
