@@ -14,7 +14,8 @@ _WORDS = {
         show write name choose let if given suppose""",
     "INTRO": r"""
         let['’]s let_(?:me|us) lets_(?:see|go|start|solve) sure okay solve question problem exercise step follow\w* here
-        first i['’]ll i_will need_to understand think given""",
+        first i['’]ll i_will need_to understand think given great hello hi certainly of_course absolutely alright good thanks
+        got_it i_see""",
 }
 _MARKS: dict[str, str | tuple[str, ...]] = {
     # A line that begins another problem, and a problem within a line.
@@ -66,11 +67,11 @@ def own_part(text: str) -> str:
     # It may also begin anew: with the words that its first answer began with.
     opening = " ".join(text.split(" ", 4)[:4])
     ends += [text.find("\n\n" + opening, 1) if len(opening) > 15 else -1, _numbered(text)]
-    whole = next((text[:end] for end in sorted(ends) if end > 0 and _answers(text[:end])), text)
+    whole = next((text[:end] for end in sorted(ends) if end > 0 and _answers(text[:end], text[end:])), text)
     asked = [match.start() for match in _IS["asked"].finditer(whole) if match.start() > 0]
     before = whole[: asked[0]] if asked else ""
     # Of questions in a solution the first stands at its beginning.
-    several = len(asked) > 1 and "?" not in before and _answers(before)
+    several = len(asked) > 1 and "?" not in before and _answers(before, whole[len(before) :])
     return before if several or announced(before) or _says_one_thing(before) else whole
 
 
@@ -91,9 +92,11 @@ def _numbered(text: str) -> int:
     return -1
 
 
-def _answers(text: str) -> bool:
-    """Whether what stands before a next question is an answer."""
+def _answers(text: str, rest: str) -> bool:
+    """Whether what stands before a next question is an answer: with a value, where one in a tag or a box follows."""
     text = text.strip().rstrip("-=*_# \n")
+    if ("</answer>" in rest or "\\boxed" in rest) and not re.search(r"\d|\b[B-HJ]\b|</", text):
+        return False
     if "</ans" in text or '"answer"' in text:
         return True
     last = text.rpartition("\n")[2]
