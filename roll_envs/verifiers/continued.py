@@ -14,8 +14,8 @@ _WORDS = {
         show write name choose let if given suppose""",
     "INTRO": r"""
         let['’]s let_(?:me|us) lets_(?:see|go|start|solve) sure okay solve question problem exercise step follow\w* here
-        first i['’]ll i_will need_to understand think given great hello hi certainly of_course absolutely alright good thanks
-        got_it i_see""",
+        first i['’]ll i_will need_to understand think given great hello hi certainly of_course absolutely alright good
+        thanks got_it i_see""",
 }
 _MARKS: dict[str, str | tuple[str, ...]] = {
     # A line that begins another problem, and a problem within a line.
