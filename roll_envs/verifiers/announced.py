@@ -18,6 +18,7 @@ _LANGUAGES = {
     "ru": r"\bответ\s*(?:[:—–-]|это\b|равен\b)",
     "vi": r"\bđáp\s+(?:án|số)(?:\s+đúng)?\s*(?:là\b|:)",
     "id": r"\b(?:jawaban(?:nya)?|opsi|pilihan)(?:\s+(?:akhir|yang\s+(?:benar|tepat)))?\s*(?:adalah\b|:)?",
+    "nl": r"\b(?:antwoord|keuze)\s*(?:is\b|:)",
     "pl": r"\bodpowiedź\s*(?:to\b|:)",
     "tr": r"\b(?:doğru\s+)?cevap\s*:?",
     "ar": r"(?:الإجابة|الجواب|الخيار)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?\s*(?:هي|هو|:)?",
@@ -27,13 +28,13 @@ _LANGUAGES = {
 _ANNOUNCES = {
     "answer": (
         r"(?i)(?-i:(?<![A-Za-z])(?=[^\W\d_eghiknqsu-zEGHIKNQSU-Z]))(?:"  # for speed: none begins with these letters
-        r"(?:(?:final|correct|best|right|matching)[\s_]+(?:answer|result|choice|option)(?:\s+here)?"
+        r"(?:(?:final|correct|best|right|matching|selected|chosen)[\s_]+(?:answer|result|choice|option)(?:\s+here)?"
         r"|(?<!long )(?<!longer )\banswer|\bans)\**\s*"
         # For remarks such as "(in cm)".
         r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:[a-z]+\s+)?(?:question|problem)\s+)?"
         r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b(?:\s+{SURELY})?"
         r"(?!\s+{JUDGED}\b)"
-        r"\s*:?|:|=>?|[-–—](?=\s|[A-J]\b)|\$?\\boxed)\s*"
+        r"\s*:?|:|\|(?=\s)|=>?|[-–—](?=\s|[A-J]\b)|\$?\\boxed)\s*"
         # A call: submit_answer(choice="D").
         r"|(?:answer|choice|option|finish)[(=\[](?:\w{1,20}=)?(?=[\"']?[A-J]\b)"
         r"|{FOREIGN}\s*)"

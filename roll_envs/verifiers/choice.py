@@ -121,7 +121,8 @@ def _pointed(text: str, letters: str, options: Sequence[str]) -> str:
         found = found or _committed(bold[1].rpartition(":")[2], letters, options)
         found = found or frozenset(SAYS["in the end"].findall(bold[1]))
         clause = SAYS["clause"].split(before)[-1] + SAYS["clause"].split(after)[0]
-        alone = lines == [bold] or (re.search(r"[^\W\d_]", before) and "**" not in before + after)
+        subject = not before and re.match(r" (?:is|are|was|were)\b", after)
+        alone = lines == [bold] or ((subject or re.search(r"[^\W\d_]", before)) and "**" not in before + after)
         if len(found) == 1 and alone and _settled(clause):
             comma = "," if re.match(r" ?\w", after) else ""
             return f"{text[:start]}→ ({min(found)}){comma}{text[end:]}"

@@ -10,7 +10,7 @@ _WORDS = {
     "AND": "and or nor und oder et ou y и noch ni",
     # What a letter is called; also "réponse", "respuesta", "risposta".
     "OPTION": r"""
-        (?:option|choice|letter|answer|statement|sentence|alternative)s? opción letra r[éei]s?p[ou]\w+ antwort
+        (?:option|choice|letter|answer|statement|sentence|alternative)s? opción letra r[éei]s?p[ou]\w+ antwort optie
         alternativa propos\w+ lettre (?:sequence|equation|pair|word)s?""",
     "SHOWN": "graph figure diagram picture image curve title ending scenario",
     "SURELY": r"""
@@ -48,11 +48,11 @@ _WORDS = {
         correction: decision: choice: choos(?:e|ing) chose pick(?:ed|ing)? select(?:ed|ing)? say take lean mark
         circle ans answer(?:['’]s)? return prints wähle würde trifft dirais вариант choisi\w*
         entscheide_mich_(?:\w+_)?für meinung_nach quindi marcaria réponse c['’]est agit_de elijo respuesta
-        (?:me_quedo|nos_quedamos)_con por antwort ответ выбира(?:ю|ем) это верно chọn đáp_án 것은 arrived?_at
-        settled?_on (?:look|sound)s_like looking_for makes_(?:it|this) agrees?_on money_on bet_on goes_to
-        mean(?:s|ing) implies guess suggests vote(?:_for)? towards? go_(?:with|for) going(?:_with|_for)? supports?
-        remaining expects (?:gut|intuition|hunch)_says lean(?:ing)? nehme confident_in sure_(?:of|about)
-        leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with
+        (?:me_quedo|nos_quedamos)_con por cocher(?:_la_case)? find_in antwort ответ выбира(?:ю|ем) это верно chọn
+        đáp_án 것은 arrived?_at settled?_on (?:look|sound)s_like looking_for makes_(?:it|this) agrees?_on money_on
+        bet_on goes_to mean(?:s|ing) implies guess suggests vote(?:_for)? towards? go_(?:with|for)
+        going(?:_with|_for)? supports? remaining expects (?:gut|intuition|hunch)_says lean(?:ing)? nehme
+        confident_in sure_(?:of|about) leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with
         (?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch(?:ing)?|closest|nearest|equal|equivalent)_to""",
     # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
     "BEFORE": r"is it's its only get (?<=\w_)in with for to on at that me from nur это {OPTION}",
@@ -104,7 +104,7 @@ _PARTS = {
 _SAYINGS = {
     "letter": r"{LETTER}",
     "begins with": r"(\[[A-J]\]) (?:is|are|was|were)\b",
-    "in the end": r"\((?i:{OPTION} )?([A-J])\)\W*$",
+    "in the end": r"(?:\(| [—–-] )(?i:{OPTION} )?([A-J])\)?\W*$",
     "condition first": r"^\W*(?:If|When|Since|As) (?![^,]*\bwere\b)[^,]{1,100}, ",
     # Text styles of LaTeX, signs of Markdown, quotes, and brackets around brackets.
     "markup": (
@@ -160,7 +160,7 @@ _SAYINGS = {
         r"|(?-i:(?<![A-J] ))(?:[→⇒∴]|=>)|=(?= {OPTION})"
         r"|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{0,3}{NAMED})({GROUP}){END}"
         r"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{NAMED})({GROUP})(?: I \w+)?[.!…]*$"
-        r"|\A(?:[A-Za-z'’-]+ ){1,6}(\([A-J]\))[.!]"
+        r"|\A(?:[A-Za-z'’-]+ ){1,6}(\([A-J]\))[.!]|\bleav(?:ing|es) (?:[A-Za-z'’-]+ ){1,5}(\([A-J]\))"
     ),
     # "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
     "subject": (
@@ -220,7 +220,10 @@ _SAYINGS = {
     # "D keeps", among sentences about other letters.
     "verb after": r"^(\W*)([B-HJ])(?= [a-z])",
     "undecided": r"(?i)\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up",
-    "refuses": r"(?i)(?:\bnot|n['’]t) (?:\w+ ){0,8}(?:pick|choose) (?:one|any|between)\b",
+    "refuses": (
+        r"(?i)(?:cannot|can['’]t) (?:tell|say|know) which"
+        r"|(?:\bnot|n['’]t) (?:\w+ ){0,8}(?:pick|choose) (?:one|any|between)\b"
+    ),
     # The letter that a sentence begins with.
     "begins": r"\W{0,4}(?i:{NAMED})([A-J])\b",
     # "The correct answers are:", and lines that begin with letters.

@@ -139,7 +139,7 @@ def replies(each: int = 9, seed: int = 7) -> list[Reply]:
     return found
 
 
-SETS = "abcdefghijklmnoq"
+SETS = "abcdefghijklmnopq"
 """Of replies that others wrote; those from i on are as in logs of base, chat and reasoning models."""
 
 

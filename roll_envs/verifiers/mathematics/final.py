@@ -47,7 +47,7 @@ _CALCULATED = re.compile("|".join((
     r"^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$",
 )))  # fmt: skip
 _BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
-_HEADS = re.compile(r"(?i)\W*(?:step|part|case)\b|\d+[.)]\s|.*:\s*$")
+_HEADS = re.compile(r"(?i)\W*(?:step|part|case|étape|schritt|paso|passo|шаг|步骤|第)|\d+[.)]\s|.*:\s*$")
 _CONCLUDED = re.compile(r"(?i)\b(?:so|thus|hence|therefore|finally|total)\b[^\n]*\d")
 _BRACKETED = re.compile(r"^\((\d{1,3}(?:,\d{3})+|[\d.]+)\)$")
 _CONDITION = re.compile(r",?\s*\\q?quad\s*\(?[A-Za-z]\s*(?:[<>≤≥≠]|\\(?:[lg]eq?|[lg]t|neq?|in)\b)[^$]{1,40}(?=\$*$)")

@@ -85,7 +85,10 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
         r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
         r",?\s(?:who\b[^,]*,(?=\s)|which\b[^,]*,(?=\s[a-z]{2}))",
     ),
-    "about": (r",\s(?:or\s|which is\s|i\.e\.\s)?(?:approximately|about|roughly)\s(?=[\d$€£]|{SIGN})",),
+    "about": (
+        r",\s(?:or\s|which is\s|i\.e\.\s|soit\s)?(?:approximately|about|roughly|environ|etwa|circa)\s"
+        r"(?=[\d$€£]|{SIGN})",
+    ),
     "explained": (  # "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer
         r"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{0,80}?(?:\d|{SIGN}|=[^:]{0,80})"
         r"(?:\s[a-z/²³%°]+){0,3}(?=:\s|\s[-–—]\s[a-z]{2})",
@@ -207,7 +210,7 @@ _FUNCTIONS = re.compile(
 _NUMERAL = re.compile(r"[-+−±~≈$€£¥₹(\[{]*(?:\.?\d|[¼-¾⅐-⅞])")
 _OPERATOR = "=+*/^<>≤≥≠≈∩∪∈×·÷−-±"
 _OPERAND = re.compile(rf"[\d¼-¾⅐-⅞∞∅ℝπ]|{SIGN}|[A-Za-z)\]₀-₉]\s?[=+*/^<>≤≥≠≈∩∪×·÷−²³]")
-_NEXT_WORD = re.compile(r"\s?(/|°?[^\W\d_]+|[€$£%])")
+_NEXT_WORD = re.compile(r"\s?(/|°?[^\W\d_]++(?!['’])|[€$£%])")
 _UNIT_WORDS = frozenset("am pm percent % hundred thousand million billion trillion dozen per /".split())
 
 

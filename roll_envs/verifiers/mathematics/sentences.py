@@ -27,6 +27,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r".{0,300}\bbut (?:they|we|you)(?:'re| are| were)? (?:only |just )?(?:ask|want)",
         r"(?:an?|the|one|another) (?:common|typical|frequent|usual|classic) (?:slip|mistake|error|trap|pitfall"
         r"|misconception)\b",
+        r"it would be (?:a mistake|wrong|incorrect|tempting)\b",
         r".{0,80}\b(?:(?:don't|doesn't|do not|does not) matter|(?:is|are) (?:irrelevant|not (?:needed|relevant)))\b",
         r"(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$",
     ),
@@ -47,12 +48,13 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"i (?:took|did|used|multiplied|added|subtracted|divided|calculated|computed|started)\b(?!.*(?:to get|=))",
         r"(?:in other words|(?:for|by|in) comparison|because\b(?![^,]*,)|here,? (?:we|i) used|(?:lower|upper) bound)\b",
         r"for (?:example|instance)\b",
+        r"(?:this|that|it|which) (?:seems|looks|is) (?:reasonable|plausible|sensible)\b",
         r"if\b[^,]*, (?:buy|get|use|order|round|plan|consider|you (?:can|could|may|might|should))\b",
     ),
     "explanation": (  # the same, until a later sentence ends it
         r"why\b[^?]{0,60}\?",
         r"(?:expli[ck]aci[oó]n|explication|erklärung|begründung|объяснение|spiegazione|explicação|解析|解释|解説|설명)\W{0,3}[:.]",
-        r"(?:explanation|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
+        r"(?:explanation|rationale|marks|difficulty|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
         r"(?:remark|proof(?: (?:by|of) [^.]{1,30})?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
     ),
     "converts": (  # is left out behind a value that it does not round
@@ -90,7 +92,8 @@ _PHRASES: dict[str, tuple[str, ...]] = {
         r"\b(?:more information is|need to know|stuck between|not clear|no answer to)\b",
         r"\b(?:rather not|won't|not going to|not (?:allowed|appropriate) to) (?:\w+ ){0,3}"
         r"(?:give|hand|tell|provide|reveal|pick|choose)\b",
-        r"\bcould you (?:tell|send|provide|share|clarify|give|post|check)\b",
+        r"\bcould you (?:describe|tell|send|provide|share|clarify|give|post|check)\b",
+        r"\bplease send\b|\bwhich of the (?:two|three)\b.*\?|\bno way (?:for me )?to (?:know|tell)\b",
         r"\bno unique (?:solution|answer)\b|\b(?:would be|is) needed before\b",
         r"\bil manque (?:une|des) |\bpouvez-vous\b|\bfaltan? (?:un )?datos?\b",
         r"nicht (?:beantworten|lösen|bestimmen|berechnen)\b|no se puede (?:determinar|responder|calcular)\b",

@@ -433,7 +433,7 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
             known = is_unit_word(word)
             alone = len(word) == 1 and word.isalpha() and word.isascii()
             apart = match.start() > 0 and rest[match.start() - 1].isspace() and len(word) > 2
-            if not (known or apart) or word.casefold() in _FUNCTION_WORDS | _NO_UNIT:
+            if not (known or apart) or word.casefold() in _FUNCTION_WORDS - {"min"} | _NO_UNIT:
                 break
             weak = weak or alone
             pieces.insert(0, word + (match[2] or ""))
