@@ -43,7 +43,7 @@ _ANNOUNCES = {
         r"(?m)^#### *|(?<=\S )#### ?(?=[-$\d])"
         r"|^\W{0,4}(?i:(?:the )?(?:final )?answer(?:\W{0,3}$|\.\**(?= ))|result\W{0,3}:)"
     ),
-    "supposed": (r"(?i)\b(?:if|whether|suppose|supposing|assume|assuming|unless|check|verify)\s+(?:\w+\s+){0,2}$"),
+    "supposed": r"(?i)\b(?:if|whether|suppose|supposing|assume|assuming|unless|check|verify)\s+(?:\w+\s+){0,2}$",
     "if": r"(?i)\bif\b[^.\n]*$",
 }
 _SURELY = "therefore thus then simply just clearly indeed definitely probably likely exactly approximately about"

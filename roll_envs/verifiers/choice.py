@@ -16,14 +16,14 @@ from roll_envs.errors import ConfigError
 from roll_envs.verifiers.announced import announced, answer_phrase
 from roll_envs.verifiers.boxed import boxed
 from roll_envs.verifiers.choice_patterns import LETTERS, SAYS
-from roll_envs.verifiers.choice_texts import BOLD, lettered, restated
-from roll_envs.verifiers.extract import plain, reply
+from roll_envs.verifiers.choice_texts import JUDGES_IN_BOLD, lettered, restated
+from roll_envs.verifiers.extract import BOLD, plain, reply
 from roll_envs.verifiers.matching import normalize
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
 _PLACES = dict(zip("first second third fourth fifth".split(), LETTERS, strict=False))
 
-_BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
+_BOLD_LINE = re.compile(rf"(?m)^{BOLD.pattern}$")
 _Statement = tuple[int, frozenset[str]]
 
 
@@ -88,7 +88,7 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
 
     ``read_choice("It is not (A). The answer is (B).")`` is ``{"B"}``.
     """
-    text = plain(BOLD.sub(r'"\1"', _pointed(reply(answer), letters, options))).strip()
+    text = plain(JUDGES_IN_BOLD.sub(r'"\1"', _pointed(reply(answer), letters, options))).strip()
     repeated = SAYS["repeated"].match(text)
     text = SAYS["reason"].sub(r"\1", SAYS["answer label"].sub("", repeated[0] if repeated else text))
     places = {**_PLACES, "last": letters[len(options) - 1]} if options else _PLACES
@@ -100,9 +100,8 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         found = found or (restated(said, letters, options) if _settled(said) else found)
     if not found:
         things = Counter(name.lower() for name, _ in set(SAYS["thing"].findall(text)))
-        named = SAYS["thing"].sub(
-            lambda match: f"{match[1]} option " if things[match[1].lower()] > 2 else match[0], text
-        )
+        often = {name for name, times in things.items() if times > 2}
+        named = SAYS["thing"].sub(lambda match: f"{match[1]} option " if match[1].lower() in often else match[0], text)
         found = _read(named, letters, ()) if named != text else found
     return found
 
@@ -110,23 +109,24 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
 def _pointed(text: str, letters: str, options: Sequence[str]) -> str:
     """A text with ``→ (B)`` for the words in bold that are the choice B: those of the one line that is bold as a whole,
     else the last ones, where no others are in their line and they end a clause that settles on them."""
-    every = [*_BOLD.finditer(text)]
-    lines = [
-        bold for bold in every if text[: bold.start()].rpartition("\n")[2] + text[bold.end() :].partition("\n")[0] == ""
-    ]
-    for bold in lines if len(lines) == 1 else every[-1:]:
-        start, end = bold.span()
-        before, after = text[:start].rpartition("\n")[2], text[end:].partition("\n")[0]
-        found = _committed(bold[1], letters, options) or restated(bold[1], letters, options, bold=True)
-        found = found or _committed(bold[1].rpartition(":")[2], letters, options)
-        found = found or frozenset(SAYS["in the end"].findall(bold[1]))
-        clause = SAYS["clause"].split(before)[-1] + SAYS["clause"].split(after)[0]
-        subject = not before and re.match(r" (?:is|are|was|were)\b", after)
-        alone = lines == [bold] or ((subject or re.search(r"[^\W\d_]", before)) and "**" not in before + after)
-        if len(found) == 1 and alone and _settled(clause):
-            comma = "," if re.match(r" ?\w", after) else ""
-            return f"{text[:start]}→ ({min(found)}){comma}{text[end:]}"
-    return text
+    lines = [*_BOLD_LINE.finditer(text)]
+    bold = lines[0] if len(lines) == 1 else next(reversed([*BOLD.finditer(text)]), None)
+    if bold is None:
+        return text
+    start, end = bold.span()
+    before, after = text[:start].rpartition("\n")[2], text[end:].partition("\n")[0]
+    found = (
+        _committed(bold[1], letters, options)
+        or restated(bold[1], letters, options, bold=True)
+        or _committed(bold[1].rpartition(":")[2], letters, options)
+        or frozenset(SAYS["in the end"].findall(bold[1]))
+    )
+    subject = not before and re.match(r" (?:is|are|was|were)\b", after)
+    alone = len(lines) == 1 or ((subject or re.search(r"[^\W\d_]", before)) and "**" not in before + after)
+    if len(found) != 1 or not alone or not _settled(SAYS["clause"].split(before)[-1] + SAYS["clause"].split(after)[0]):
+        return text
+    comma = "," if re.match(r" ?\w", after) else ""  # a letter is chosen where a word behind it is set apart
+    return f"{text[:start]}→ ({min(found)}){comma}{text[end:]}"
 
 
 def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
@@ -212,9 +212,7 @@ def _mentioned(sentence: str) -> frozenset[str]:
 
 def _settled(sentence: str) -> bool:
     """Whether a sentence denies nothing, asks nothing and supposes nothing."""
-    return "?" not in sentence and not any(
-        one.search(sentence) for one in (SAYS["no choice"], SAYS["unsure"], SAYS["supposed"])
-    )
+    return "?" not in sentence and not any(SAYS[one].search(sentence) for one in ("no choice", "unsure", "supposed"))
 
 
 def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_Statement], frozenset[str]]:
@@ -240,9 +238,8 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
     kept: list[_Statement] = []
     for start, end, found in sorted(said, key=lambda one: one[0])[-200:]:  # the last ones decide
         if found and _asserted(text, start, end):  # "A is right. B is also right."
-            kept.append(
-                (start, found | (kept[-1][1] if kept and SAYS["also"].search(text[start:end]) else frozenset()))
-            )
+            also = kept and SAYS["also"].search(text[start:end])
+            kept.append((start, found | kept[-1][1] if also else found))
     return kept, likely
 
 

@@ -103,8 +103,11 @@ _PARTS = {
 
 _SAYINGS = {
     "letter": r"{LETTER}",
+    # The text of an option, as a letter, is the subject of a sentence.
     "begins with": r"(\[[A-J]\]) (?:is|are|was|were)\b",
+    # "nothing was promised (choice A)", "all daughters carry it — option D".
     "in the end": r"(?:\(| [—–-] )(?i:{OPTION} )?([A-J])\)?\W*$",
+    # "If the bank wants more of it, it should do B" says so of B.
     "condition first": r"^\W*(?:If|When|Since|As) (?![^,]*\bwere\b)[^,]{1,100}, ",
     # Text styles of LaTeX, signs of Markdown, quotes, and brackets around brackets.
     "markup": (

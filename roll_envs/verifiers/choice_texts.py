@@ -10,7 +10,7 @@ from roll_envs.verifiers.extract import plain
 # Texts of options that may judge others, or are words of any sentence.
 _JUDGES = re.compile(r"[a-zà-ÿа-я]{1,2}|yes|not|and|the|are|was|has|true|false|right|wrong|maybe|none|both|one|all")
 # Those in bold, which `lettered` reads in quotes.
-BOLD = re.compile(rf"\*\*((?:{_JUDGES.pattern})[.,]?)\*\*")
+JUDGES_IN_BOLD = re.compile(rf"\*\*((?:{_JUDGES.pattern})[.,]?)\*\*")
 # "Statement 1 is true and statement 2 is false" is the option "True, False".
 _BOTH = re.compile(r"(?i)\bstatement \w+ is (\w+)(?:,|;)?(?: (?:and|but|while))? statement \w+ is (\w+)")
 _EDGE = "A-Za-zÀ-ʯͰ-ӿ0-9/"

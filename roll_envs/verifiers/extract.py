@@ -37,6 +37,8 @@ _TOKENS = re.compile(
 # Emphasis of Markdown; between letters or digits two stars are a power.
 _STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_])__|__(?![A-Za-z0-9_])|`")
 _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?![\w(*])")
+BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
+"""Words in bold, which :func:`plain` leaves without their marks."""
 _HEADING = re.compile(r"^[ \t]*(?:#{1,3}|#{5,6}|>|\*)[ \t]+", re.MULTILINE)
 _FULL_WIDTH = str.maketrans("：，；（）［］＝％？！０１２３４５６７８９", ":,;()[]=%?!0123456789")
 

@@ -6,7 +6,7 @@ import re
 
 from roll_envs.verifiers.announced import announced, answer_phrase
 from roll_envs.verifiers.boxed import boxed
-from roll_envs.verifiers.extract import plain, reply
+from roll_envs.verifiers.extract import BOLD, plain, reply
 from roll_envs.verifiers.mathematics.prose import RESTATED, SPAN, says, stated
 from roll_envs.verifiers.mathematics.sentences import EMOJI, OTHER_SCRIPT, REVISED
 
@@ -46,7 +46,6 @@ _CALCULATED = re.compile("|".join((
     r"^[$€£][\d.,]+$",
     r"^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$",
 )))  # fmt: skip
-_BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
 _HEADS = re.compile(r"(?i)\W*(?:step|part|case|étape|schritt|paso|passo|шаг|步骤|第)|\d+[.)]\s|.*:\s*$")
 _CONCLUDED = re.compile(r"(?i)\b(?:so|thus|hence|therefore|finally|total)\b[^\n]*\d")
 _BRACKETED = re.compile(r"^\((\d{1,3}(?:,\d{3})+|[\d.]+)\)$")
@@ -87,17 +86,18 @@ def _unboxed(text: str) -> str:
 
 def _emphasised(text: str) -> str:
     """The last value in bold, unless it is a step's heading, one of several in its line, or a conclusion follows it."""
-    bold = next((each for each in reversed([*_BOLD.finditer(text)]) if re.search(r"\d", each[1])), None)
+    bold = next((each for each in reversed([*BOLD.finditer(text)]) if re.search(r"\d", each[1])), None)
     if bold is None or _HEADS.match(bold[1]) or _CONCLUDED.search(text, bold.end()):
         return ""
     line = text[text.rfind("\n", 0, bold.start()) + 1 : bold.end()] + text[bold.end() :].partition("\n")[0]
-    alone = len(_BOLD.findall(line)) == 1 or re.match(r"\|.*\*\*\s*\|$", line)
+    alone = len(BOLD.findall(line)) == 1 or re.match(r"\|.*\*\*\s*\|$", line)
     return _side(stated(plain(bold[1]))) if alone else ""
 
 
 def _read(text: str, *, first: bool = False) -> str:
     """The answer in a text: the whole where it is mathematics, else what its prose states."""
     text = _CONDITION.sub("", _END_OF_PROOF.sub("", text).strip())
+    # "(The answer is 20.)": a bracket that was opened before; that of [0, 1) was opened here.
     text = text if sum(map(text.count, "([")) >= text.count(")") else text.rstrip(").")
     if not (SPAN.search(text) or _words(text) or _SENTENCES.search(text)):
         return _side(RESTATED.sub("", text))
