@@ -26,9 +26,11 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b"
         r"|Related (?:questions|problems)\b|adsbygoogle|Solution [2-9]\b|以下|下列)",
         r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem|q)>",  # of a list of objects
-        r"\n\s{0,8}\\(?:item\b|begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)|(?:sub)*section\*?\{|textbf\{Remark)",
+        r"\n\s{0,8}\\(?:item\b|begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)"
+        r"|(?:sub)*section\*?\{|textbf\{Remark)",
         r"(?<=[.!?>\dA-J)] )(?:Question|Problem|Exercise|Q|Read also|See also): |\n[^\n]{0,60}(?:_{3,}|\bWorksheet\b)",
-        r"\n\W{0,12}+(?:题目|例题?|问题|点评|練習|問題|質問|문제|প্রশ্ন|प्रश्न|السؤال|[Pp]regunta|Frage|Вопрос|Зада(?:ча|ние)|Domanda|Pergunta)\W{0,2}[:：】\d]",
+        r"\n\W{0,12}+(?:题目|例题?|问题|点评|練習|問題|質問|문제|প্রশ্ন|प्रश्न|السؤال|[Pp]regunta|Frage|Вопрос|Зада(?:ча|ние)"
+        r"|Domanda|Pergunta)\W{0,2}[:：】\d]",
         r"(?<=[.!?\d])\n\n(?:def|class|import) \w|\n```(?:python|py|java|javascript|js|cpp|c\+\+|c)\n",
         r"\[/?INST\]|</s>|<\|(?:im_end|im_start|eot_id|endoftext|end|user)\|>",  # another turn
         r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
@@ -41,7 +43,8 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
     "loop": r"(?s)(?<!\S)(\S.{5,300}?(?:[.!?](?=\s)|\n))(?:\s*\1)+\s*(.{0,300})\Z",
     # The first of numbered problems that is not number one: the reply was the solution of the one before.
     "numbered": (
-        r"(?:\A|\n)[#*_\s]{0,12}(?P<word>Example|Ex\.?|Problem|Exercise|Question|Q)?\s?(?P<open>\()?(?P<number>\d{1,3}|(?(open)[a-h]))[.):]\**\s"
+        r"(?:\A|\n)[#*_\s]{0,12}(?P<word>Example|Ex\.?|Problem|Exercise|Question|Q)?\s?"
+        r"(?P<open>\()?(?P<number>\d{1,3}|(?(open)[a-h]))[.):]\**\s"
         r"(?P<task>(?i:{TASK})\b|[^\n]*\?|[^\n]*\n\(?[Aa][.):] )?"
     ),
     "short answer": (

@@ -53,8 +53,10 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
     ),
     "explanation": (  # the same, until a later sentence ends it
         r"why\b[^?]{0,60}\?",
-        r"(?:expli[ck]aci[oó]n|explication|erklärung|begründung|объяснение|spiegazione|explicação|解析|解释|解説|설명)\W{0,3}[:.]",
-        r"(?:explanation|rationale|marks|difficulty|reasoning|justification|confidence|comments?|tags|sources?|topic|level|.{0,6}check)\W{0,3}[:.]",
+        r"(?:expli[ck]aci[oó]n|explication|erklärung|begründung|объяснение|spiegazione|explicação|解析|解释|解説|설명)"
+        r"\W{0,3}[:.]",
+        r"(?:explanation|rationale|marks|difficulty|reasoning|justification|confidence|comments?|tags|sources?|topic|level"
+        r"|.{0,6}check)\W{0,3}[:.]",
         r"(?:remark|proof(?: (?:by|of) [^.]{1,30})?|(?:the )?(?:calculation|breakdown|working)s?)\W{0,3}(?:[:.]|$)",
     ),
     "converts": (  # is left out behind a value that it does not round
@@ -144,19 +146,25 @@ def sentences(text: str, *, first: bool = False) -> list[str]:
         text = re.sub(pattern, written, text)
     every = [part.strip() for part in _SENTENCE.split(text) if re.search(rf"\w|{SIGN}", part)]
     told: list[str] = []
-    stated = concluded = back = explained = False
+    stated = concluded = False
+    back = ""  # by what the sentences look back: a check, or an explanation
     for part in every:
-        explains = stated and _BEGINS["explanation"].match(part)
-        looks = stated and (_BEGINS["looks back"].match(part) or (concluded and _BEGINS["behind"].match(part)))
-        looks = looks or explains
-        ends = [REVISED.search, *((CONCLUDES.match,) if not explains else ())]
-        ends += [_SAYS["goes on"].search] if not (explains or explained) else []
-        if (looks or back) and any(end(part) for end in ends):
-            looks = back = explained = False
-        explained = explained or bool(explains)
-        back = back or bool(looks and (_VALUE.search(part) or ":" in part or _SHORT.fullmatch(part)))
+        begun = ""
+        if stated and _BEGINS["explanation"].match(part):
+            begun = "explanation"
+        elif stated and (_BEGINS["looks back"].match(part) or (concluded and _BEGINS["behind"].match(part))):
+            begun = "check"
+        ends = [REVISED.search]
+        if begun != "explanation":
+            ends.append(CONCLUDES.match)
+        if "explanation" not in (begun, back):
+            ends.append(_SAYS["goes on"].search)
+        if (begun or back) and any(end(part) for end in ends):
+            begun = back = ""
+        if begun and (_VALUE.search(part) or ":" in part or _SHORT.fullmatch(part)):
+            back = "explanation" if "explanation" in (begun, back) else begun
         converts = stated and _BEGINS["converts"].match(part) and not _rounds(part, told[-1])
-        if not (looks or back or converts or _BEGINS["aside"].match(part) or _BEGINS["supposed"].match(part)):
+        if not (begun or back or converts or _BEGINS["aside"].match(part) or _BEGINS["supposed"].match(part)):
             concluded = concluded or bool(CONCLUDES.match(part) or (not told and _SHORT.fullmatch(part)))
             stated = stated or _VALUE.search(part) is not None
             told.append(part)
