@@ -281,8 +281,12 @@ class Checks(ast.NodeTransformer):
         if isinstance(node, (ast.Import, ast.ImportFrom, ast.Return, ast.Break, ast.Continue, ast.Global, ast.Pass)):
             return [_call("at"), node]
         name = ast.unparse(node)
-        made = node if isinstance(node, ast.Assert) else self.visit_With(node)
-        return [_call("at"), self._wrapped(made, counts=counts, name=name)]  # type: ignore[arg-type]
+        made: Any = node
+        if isinstance(node, ast.With):
+            made = self.visit_With(node)
+        elif not isinstance(node, ast.Assert):
+            made = self.generic_visit(node)
+        return [_call("at"), self._wrapped(made, counts=counts, name=name)]
 
     def _wrapped(self, node: ast.stmt, *, counts: bool, name: str = "", must: bool = False) -> ast.stmt:
         name = (name or ast.unparse(node)).splitlines()[0][:80]
@@ -300,14 +304,13 @@ class Checks(ast.NodeTransformer):
     def _checks_in(self, node: ast.AST) -> bool:
         return any(_is_check(n) or _name_of(n) in self._checking for n in ast.walk(node))
 
-    def visit_With(self, node: ast.stmt) -> ast.AST:
+    def visit_With(self, node: ast.With) -> ast.With:
         """Say before which statements of a ``with`` an exception leaves out no check."""
-        last = node.body[-1] if isinstance(node, ast.With) else None
+        last = node.body[-1]
         may_end = isinstance(last, ast.Expr) and not self._checks_in(last)
         self.generic_visit(node)
-        if isinstance(node, ast.With):
-            ends = [n for n in node.body if isinstance(n, ast.Raise) or (n is last and may_end)]
-            node.body = [each for n in node.body for each in ([_call("raises"), n] if n in ends else [n])]
+        ends = [n for n in node.body if isinstance(n, ast.Raise) or (n is last and may_end)]
+        node.body = [each for n in node.body for each in ([_call("raises"), n] if n in ends else [n])]
         return node
 
     def visit_Assert(self, node: ast.Assert) -> Any:
