@@ -34,6 +34,7 @@ from trainer.rollout.source import Ledger, Session
 from trainer.rollout.stream import StepRecord, episodes_of
 from trainer.run.checkpoint import (
     CheckpointState,
+    latest_good,
     load_checkpoint,
     load_newest,
     restore_random,
@@ -181,6 +182,8 @@ def _finished(begin: Callable[[], _Run], folder: RunFolder, report: Report, rank
 
 def _nothing_to_go_on_from(folder: Path) -> str:
     """Why the run in ``folder`` has no checkpoint to go on from; nothing where it has one."""
+    if latest_good(folder) is not None:
+        return ""
     try:
         load_newest(folder)
     except CheckpointError as error:
