@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 import pytest
+import torch
 
 from roll_envs.errors import ConfigError, MissingExtraError
 from trainer.cluster import rank as rank_module
@@ -76,6 +77,13 @@ def test_a_backend_without_its_package(
     monkeypatch.setattr("trainer.run.preflight.model_config", lambda config: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         preflight(on_ray)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, it can be offloaded from")
+def test_offload_without_a_gpu(no_model: None) -> None:
+    config = parse_config(TEXT, ["learner.backend=fsdp2", "learner.cpu_offload=true", "optimizer.name=adamw"])
+    with pytest.raises(ConfigError, match=r"learner\.cpu_offload needs CUDA"):
+        preflight(config)
 
 
 def test_a_rank_says_what_its_node_lacks(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:

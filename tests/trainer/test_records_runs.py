@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -237,6 +238,14 @@ def test_a_replay_from_further_back_learns_the_steps_between(
     assert "learner/lr" in changed[0].differing
     assert "critic/value" not in changed[0].differing, "the same episodes and weights"
     assert "mismatch/logprob_diff_max" in changed[1].differing, "other weights than the run's"
+    damaged = folder / "checkpoints" / "step-000027"
+    shutil.copytree(first, damaged)
+    progress = json.loads((damaged / "progress.json").read_text())
+    (damaged / "progress.json").write_text(json.dumps({**progress, "progress": {**progress["progress"], "steps": 2}}))
+    assert [(each.step, each.differing) for each in replay(folder, 3)] == [(2, ()), (3, ())], "one that is whole"
+    (folder / "checkpoints" / first.name).unlink()
+    with pytest.raises(CheckpointError, match=r"step-000027: progress\.json has \d+ bytes|step-000027: .* is corrupt"):
+        list(replay(folder, 3))
 
 
 def test_a_replay_follows_the_learning_rate_of_a_longer_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -395,6 +395,14 @@ class _ShardedPart(BackendPart):
             )
         return found
 
+    def check_machine(self, config: Any) -> None:
+        super().check_machine(config)
+        if part_settings(config.learner, self).cpu_offload:
+            from trainer.learner.fsdp2 import check_offload
+            from trainer.model.network import choose_device
+
+            check_offload(choose_device(config.learner.device))
+
     def check_model(self, config: Any, model: Any) -> None:
         if (ranks := part_settings(config.learner, self).context_parallel) > 1:
             from trainer.model.context import check_heads

@@ -40,6 +40,12 @@ from trainer.model.forward import fitting, weights_of
 from trainer.model.network import LanguageModel, choose_device
 
 
+def check_offload(device: torch.device) -> None:
+    """Raise :class:`ConfigError` where ``learner.cpu_offload`` has nothing to offload from."""
+    if device.type != "cuda":
+        raise ConfigError("learner.cpu_offload needs CUDA, and the model is on the CPU; set it to false")
+
+
 class ShardedRanks(Ranks):
     """Ranks with a shard of each weight; how tensors are cut into shards and put together again.
 
@@ -51,8 +57,8 @@ class ShardedRanks(Ranks):
     ) -> None:
         """Without ``ranks``, or with one alone, a group of this process is made. Raises :class:`ConfigError` where
         ``cpu_offload`` has nothing to offload from, or ``context_parallel`` does not divide the ranks."""
-        if cpu_offload and device.type != "cuda":
-            raise ConfigError("learner.cpu_offload needs CUDA, and the model is on the CPU; set it to false")
+        if cpu_offload:
+            check_offload(device)
         group = None if ranks is None else ranks.group
         super().__init__(group)
         backend = "nccl" if device.type == "cuda" else "gloo"

@@ -236,7 +236,8 @@ def _whole(checkpoint: Path) -> bool:
 
 
 def latest_before(folder: str | os.PathLike[str], step: int) -> Path:
-    """The newest checkpoint that had done fewer than ``step`` training steps. Raises CheckpointError for none."""
+    """The newest whole checkpoint that had done fewer than ``step`` training steps; where none of them is whole, the
+    newest, of which loading says what is wrong. Raises CheckpointError for none."""
     steps: dict[Path, int] = {}
     for path in list_checkpoints(folder):
         with suppress(OSError, ValueError, KeyError, TypeError):  # damaged; another one does as well
@@ -248,7 +249,7 @@ def latest_before(folder: str | os.PathLike[str], step: int) -> Path:
             f"no checkpoint of {folder} is from before training step {step} (there are those of step {there}); "
             "checkpoint.keep says how many a run keeps"
         )
-    return before[-1]
+    return next((path for path in reversed(before) if _whole(path)), before[-1])
 
 
 def best_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
