@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -61,10 +62,10 @@ def fusion_result(data: Any, limits: Limits) -> RunResult:
         raise TransientError(f"SandboxError: {data.get('message', '')}"[:500])
     if status not in ("Success", "Failed"):
         raise TransientError(f"unknown status {status!r:.80}")
-    compiler = None if compiled is None else _fusion_part(compiled, limits, {})
+    compiler = None if compiled is None else _fusion_part(compiled, limits)
     files = {path: decode_bytes(text, f"files[{path!r}]") for path, text in (data.get("files") or {}).items()}
     if ran is not None:
-        result = _fusion_part(ran, limits, files, compiler)
+        result = replace(_fusion_part(ran, limits), files=files, compile=compiler)
     elif compiler is not None and not compiler.ok:
         result = RunResult(status="error", exit_code=None, isolation=UNKNOWN, compile=compiler)
     else:
@@ -74,9 +75,7 @@ def fusion_result(data: Any, limits: Limits) -> RunResult:
     return result
 
 
-def _fusion_part(
-    data: Mapping[str, Any], limits: Limits, files: Mapping[str, bytes], compiler: RunResult | None = None
-) -> RunResult:
+def _fusion_part(data: Mapping[str, Any], limits: Limits) -> RunResult:
     code = data.get("return_code")
     status: RunStatus
     if data["status"] == "TimeLimitExceeded":
@@ -98,8 +97,6 @@ def _fusion_part(
         signal=-code if code is not None and code < 0 else None,
         wall_s=float(data.get("execution_time") or 0.0),
         isolation=UNKNOWN,
-        files=files,
-        compile=compiler,
         **streams,
     )
 
@@ -136,8 +133,8 @@ class RemoteSandbox(Sandbox):
             raise ConfigError("token must be printable ASCII, without line ends")
         self.url = _base_of(url)
         self.timeout_s, self.retries, self.max_connections = timeout_s, retries, max_connections
-        self._token, self._wanted_api = token, api
-        self._closed = False
+        self._token, self._closed = token, False
+        self._api: str | None = None if api == "auto" else api
         self._reset()
 
     def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
@@ -182,7 +179,7 @@ class RemoteSandbox(Sandbox):
 
     def __getstate__(self) -> dict[str, Any]:
         # All that is needed to connect anew; loop and connections stay in this process.
-        names = ("url", "timeout_s", "retries", "max_connections", "_token", "_wanted_api", "_closed")
+        names = ("url", "timeout_s", "retries", "max_connections", "_token", "_api", "_closed")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -192,7 +189,6 @@ class RemoteSandbox(Sandbox):
     def _reset(self) -> None:
         self._background = EventLoopThread("remote-sandbox", self._disconnect)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._api: str | None = None if self._wanted_api == "auto" else self._wanted_api
 
     def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
         if self._closed:
@@ -228,8 +224,7 @@ class RemoteSandbox(Sandbox):
             _expect_route(reply, self.url, path)
             return _result_of(reply) if native else fusion_result(reply.json(), limits)
 
-        ran: RunResult = await self.connected().request("POST", path, body, read, "the run of a program", deadline)
-        return ran
+        return await self.connected().request("POST", path, body, read, "the run of a program", deadline)
 
     async def _session(self, language: Language, limits: Limits) -> RemoteSession:
         deadline = Deadline.after(self.timeout_s)
@@ -264,7 +259,7 @@ class RemoteSandbox(Sandbox):
                 return "native"
 
             self._api = await self.connected().request("GET", "/v1/health", None, read, "the first answer", deadline)
-        return self._api or "fusion"
+        return self._api
 
 
 class RemoteSession(SandboxSession):
@@ -294,12 +289,8 @@ class RemoteSession(SandboxSession):
 
     def download(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
         """Read a file of the session; the service may allow less than ``max_bytes``."""
-
-        def read(reply: httpx.Response) -> bytes:
-            return decode_bytes(reply.json()["content"], "content")
-
         body = {"path": path, "max_bytes": max_bytes}
-        content: bytes = self._sandbox.wait(self._request("/files", body, read, "the reading of a file"))
+        content: bytes = self._sandbox.wait(self._request("/files", body, _content_of, "the reading of a file"))
         return content
 
     def close(self) -> None:
@@ -354,6 +345,10 @@ def _base_of(url: str) -> str:
 def _expect_route(reply: httpx.Response, url: str, path: str) -> None:
     if reply.status_code == 404:
         raise ConfigError(f"{url} has no {path}: it is no code-reward service and no SandboxFusion, or behind a prefix")
+
+
+def _content_of(reply: httpx.Response) -> bytes:
+    return decode_bytes(reply.json()["content"], "content")
 
 
 def _result_of(reply: httpx.Response) -> RunResult:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import ssl
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
 from roll_envs.chat_api import retry_after_s
-from roll_envs.errors import ConfigError, DeadlineExceededError, RollError, SandboxError
+from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from sandboxes.service.wire import MalformedError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
@@ -22,8 +21,7 @@ CONNECTIONS_PER_CLIENT = 8
 TRANSIENT = frozenset({408, 429, 502, 503, 504})
 """Statuses after which the request is repeated. 500 is not among them: the same request would fail again."""
 
-Read = Callable[[httpx.Response], Any]
-"""Reads the answer from a response with status 200, 201 or 404."""
+T = TypeVar("T")
 
 
 class TransientError(Exception):
@@ -31,7 +29,7 @@ class TransientError(Exception):
 
     def __init__(self, reason: str, *, pause_s: float = 0.0, waited: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.pause_s, self.waited = reason, pause_s, waited
+        self.pause_s, self.waited = pause_s, waited
 
 
 class Deadline(NamedTuple):
@@ -64,37 +62,37 @@ class RetryingClient:
         parts = -(-max_connections // CONNECTIONS_PER_CLIENT)
         # One context for all clients: loading the certificates of all authorities takes longer than a request.
         verify = httpx.create_ssl_context() if url.startswith("https:") else False
-        sizes = [max_connections // parts + (part < max_connections % parts) for part in range(parts)]
-        self._parts = [(size, self._make_client(headers, size, verify)) for size in sizes]
-        self._busy = [0] * parts
+        self._free = [max_connections // parts + (part < max_connections % parts) for part in range(parts)]
+        """Connections of each client that are not in use; below 0 when requests wait for one."""
+        self._clients = [
+            httpx.AsyncClient(
+                base_url=url,
+                headers=headers,
+                limits=httpx.Limits(max_connections=size, max_keepalive_connections=size),
+                # Each request has a deadline of its own, over all phases together.
+                timeout=None,
+                verify=verify,
+                follow_redirects=False,
+                # Neither proxies of the environment nor passwords of ~/.netrc: the URL is meant as given.
+                trust_env=False,
+            )
+            for size in self._free
+        ]
 
     async def close(self) -> None:
         """Close the connections."""
-        await asyncio.gather(*(client.aclose() for _, client in self._parts))
-
-    def _make_client(self, headers: Mapping[str, str], size: int, verify: ssl.SSLContext | bool) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            base_url=self.url,
-            headers=dict(headers),
-            limits=httpx.Limits(max_connections=size, max_keepalive_connections=size),
-            # Each request has a deadline of its own, over all phases together.
-            timeout=None,
-            verify=verify,
-            follow_redirects=False,
-            # Neither proxies of the environment nor passwords of ~/.netrc: the URL is meant as given.
-            trust_env=False,
-        )
+        await asyncio.gather(*(client.aclose() for client in self._clients))
 
     async def request(
         self,
         method: str,
         path: str,
         body: Callable[[float], Mapping[str, Any]] | None,
-        read: Read,
+        read: Callable[[httpx.Response], T],
         what: str,
         deadline: Deadline,
-    ) -> Any:
-        """``read`` of the reply to ``body(seconds left)``.
+    ) -> T:
+        """``read`` of the reply, with status 200, 201 or 404, to ``body(seconds left)``.
 
         Raises :class:`DeadlineExceededError` when there was no slot or no answer before ``deadline``,
         :class:`SandboxError` when the service could not be reached or failed at every attempt, :class:`ConfigError`
@@ -119,23 +117,25 @@ class RetryingClient:
             pause_s = max(pause_s, min(fault.pause_s, LONGEST_PAUSE_S) * random.uniform(1.0, 1.25))
             # Waiting for a slot is no failure and does not count as a retry: only the deadline limits it.
             if (tries > self.retries and not fault.waited) or time.monotonic() + pause_s >= deadline.ends:
-                raise _final_error(fault, what, self.url, tries, deadline.timeout_s)
+                if fault.waited:
+                    raise DeadlineExceededError(f"{what} by {self.url} ({fault})", deadline.timeout_s)
+                times = "once" if tries == 1 else f"{tries} times"
+                raise SandboxError(f"{what} by {self.url} failed, tried {times}: {fault}")
             await asyncio.sleep(pause_s)
 
     async def _try(self, method: str, path: str, body: Mapping[str, Any] | None, left_s: float) -> httpx.Response:
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         timeout = httpx.Timeout(None, connect=min(CONNECT_S, left_s))
-        # The client with the smallest share of its connections in use.
-        part = min(range(len(self._busy)), key=lambda index: self._busy[index] / self._parts[index][0])
-        self._busy[part] += 1
+        part = self._free.index(max(self._free))
+        self._free[part] -= 1
         try:
-            client = self._parts[part][1]
+            client = self._clients[part]
             response = await client.request(method, path, content=content, headers=headers, timeout=timeout)
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
             raise TransientError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         finally:
-            self._busy[part] -= 1
+            self._free[part] += 1
         return _checked(response)
 
 
@@ -157,15 +157,8 @@ def _checked(response: httpx.Response) -> httpx.Response:
     raise ConfigError(f"{response.url} refused with {status}: {shown}")
 
 
-def _read(read: Read, response: httpx.Response) -> Any:
+def _read(read: Callable[[httpx.Response], T], response: httpx.Response) -> T:
     try:
         return read(response)
     except (MalformedError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise TransientError(f"an answer in no known form: {type(error).__name__}: {error}") from error
-
-
-def _final_error(fault: TransientError, what: str, url: str, tries: int, timeout_s: float) -> RollError:
-    if fault.waited:
-        return DeadlineExceededError(f"{what} by {url} ({fault.reason})", timeout_s)
-    times = "once" if tries == 1 else f"{tries} times"
-    return SandboxError(f"{what} by {url} failed, tried {times}: {fault.reason}")

@@ -42,7 +42,7 @@ EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 
 
 class Service:
-    """Started and closed by the application's lifespan; used on one event loop."""
+    """Used on one event loop, by the application, whose lifespan starts and closes the pool."""
 
     def __init__(self, make: Callable[[], Sandbox], settings: Settings) -> None:
         self.settings = settings
@@ -52,7 +52,6 @@ class Service:
         self.body_budget = BodyBudget(settings.max_held_bytes)
         self.active = 0
         """Requests that have not been answered yet."""
-        self._reaper: asyncio.Task[None] | None = None
         prometheus.ProcessCollector(registry=to)
         opened = prometheus.Gauge("roll_sandbox_sessions_open", "Open sessions.", registry=to)
         opened.set_function(lambda: len(self.sessions))
@@ -67,11 +66,6 @@ class Service:
             "roll_sandbox_request_seconds", text, ("route",), buckets=EDGES_S, registry=to
         )
 
-    async def start(self) -> None:
-        """Make the workers."""
-        await self.pool.start()
-        self._reaper = asyncio.get_running_loop().create_task(self.sessions.reap())
-
     async def drain(self) -> bool:
         """Refuse new requests and wait at most ``drain_timeout_s`` for the others; returns whether all finished."""
         self.pool.drain()
@@ -80,32 +74,24 @@ class Service:
             await asyncio.sleep(DRAIN_STEP_S)
         return not self.active
 
-    async def close(self) -> None:
-        """End all sessions, requests and workers."""
-        if self._reaper is not None:
-            self._reaper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reaper
-        await self.sessions.close_all()
-        await self.pool.close()
-
-    async def answer(
-        self, request: Request, route: str, handler: Handler, *, full_status: int = 429, body: bool = True
-    ) -> Answer:
+    async def answer(self, request: Request, route: str, handler: Handler) -> Answer:
         """Answer with ``handler``, or with the refusal that its error stands for; counted, logged, limited in time, and
-        cancelled when the client disconnects. ``handler`` gets the JSON object of the body, ``{}`` without ``body``."""
+        cancelled when the client disconnects. ``handler`` gets the JSON object that was posted, else ``{}``."""
         given = request.headers.get("x-request-id", "")
         name = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         started = time.monotonic()
         self.active += 1
         try:
-            try:
-                self._admit(request)
-                with self.body_budget.reserve() as hold:
-                    data = await read_json(request, self.settings, hold) if body else {}
-                    answer = await self._until_gone(request, handler(data))
-            except Exception as error:
-                answer = self._refuse(error, full_status, name)
+            self._admit(request)
+            with self.body_budget.reserve() as hold:
+                data = await read_json(request, self.settings, hold) if request.method == "POST" else {}
+                answer = await self._until_gone(request, handler(data))
+        except Exception as error:
+            refusal = refusal_of(error, self.settings.full_status if route in FUSION else 429)
+            if refusal is None:
+                log.error("%s failed", name, exc_info=error)
+                refusal = Refusal(500, "fault", f"an error in this service, logged as {name}")
+            answer = refusal.answer()
         finally:
             self.active -= 1
         seconds = time.monotonic() - started
@@ -132,7 +118,7 @@ class Service:
             "service": "roll-sandbox",
             "api": VERSION,
             "status": status,
-            "slots": pool.slots,
+            "slots": self.settings.slots,
             "workers_alive": pool.alive,
             "running": pool.running,
             "waiting": pool.waiting,
@@ -140,13 +126,6 @@ class Service:
             "isolation": dump(pool.isolation),
         }
         return Answer(body, status=200 if status == "ok" else 503)
-
-    def _refuse(self, error: Exception, full_status: int, name: str) -> Answer:
-        refusal = refusal_of(error, full_status)
-        if refusal is not None:
-            return refusal.answer()
-        log.error("%s failed", name, exc_info=error)
-        return Refusal(500, "fault", f"an error in this service, logged as {name}").answer()
 
     def _admit(self, request: Request) -> None:
         if not is_allowed(request.headers.get("authorization"), self.settings.tokens):
@@ -202,11 +181,8 @@ def _token_of(header: str) -> bytes:
     if scheme.lower() == "bearer":
         return value.strip().encode("utf-8", "replace")
     if scheme.lower() == "basic":
-        try:
-            decoded = base64.b64decode(value.strip(), validate=True)
-        except ValueError:
-            return b""
-        return decoded.partition(b":")[2]
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
     return b""
 
 
@@ -224,11 +200,11 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
     service = Service(make, settings)
     pool, sessions = service.pool, service.sessions
 
-    def route(method: str, path: str, answer: Callable[..., Coroutine[Any, Any, Answer]], **options: Any) -> Route:
+    def route(method: str, path: str, answer: Callable[..., Coroutine[Any, Any, Answer]]) -> Route:
         label = path.replace("{name}", "close") if path == SESSION else path.replace("/{name}", "")
 
         async def endpoint(request: Request) -> Answer:
-            return await service.answer(request, label, partial(answer, **request.path_params), **options)
+            return await service.answer(request, label, partial(answer, **request.path_params))
 
         return Route(path, endpoint, methods=[method])
 
@@ -237,23 +213,21 @@ def make_app(make: Callable[[], Sandbox], settings: Settings) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
-        await service.start()
+        await pool.start()
+        reaper = asyncio.create_task(sessions.reap())
         try:
             yield
         finally:
-            await service.close()
+            reaper.cancel()
+            await pool.close()
 
     routes = [
-        *(
-            route("POST", path, partial(answer, pool, settings), full_status=settings.full_status)
-            for path, answer in FUSION.items()
-        ),
-        *(route("POST", path, partial(answer, pool, settings)) for path, answer in OWN.items()),
+        *(route("POST", path, partial(answer, pool, settings)) for path, answer in {**FUSION, **OWN}.items()),
         route("POST", "/v1/sessions", sessions.open),
         route("POST", f"{SESSION}/run", sessions.run_cell),
         route("POST", f"{SESSION}/files", sessions.move_file),
-        route("DELETE", SESSION, sessions.end, body=False),
-        route("GET", "/metrics", service.show_metrics, body=False),
+        route("DELETE", SESSION, sessions.end),
+        route("GET", "/metrics", service.show_metrics),
         Route("/v1/health", service.show_health, methods=["GET"]),
         Route("/v1/ping", ping, methods=["GET"]),
     ]

@@ -117,14 +117,12 @@ async def execute(pool: Pool, settings: Settings, program: Program, limits: Limi
         result = await pool.run_program(program, limits, settings.queue_timeout_s)
     except SandboxError as error:
         return _body("SandboxError", message=str(error), compile_result=None, run_result=None)
-    compiled = None if result.compile is None else _part(result.compile)
-    if result.compile is not None and not result.compile.ok:
-        return _body("Failed", message=_why(result.compile), compile_result=compiled, run_result=None)
+    last = result if result.compile is None or result.compile.ok else result.compile
     return _body(
         "Success" if result.ok else "Failed",
-        message=_why(result),
-        compile_result=compiled,
-        run_result=_part(result),
+        message=_why(last),
+        compile_result=None if result.compile is None else _part(result.compile),
+        run_result=_part(result) if last is result else None,
         files={path: encode_bytes(content) for path, content in result.files.items()},
     )
 
@@ -228,19 +226,18 @@ def _run_cells(
             result = run(source)
             done.append(_cell(result))
             room -= len(result.stdout) + len(result.stderr)
-            if result.status in ("ok", "error"):
-                taken = run(TAKE)
-                done[-1]["display"] = _displays(taken)
-                room -= len(taken.stdout)
-                if not taken.ok:
-                    why = f"cell {number} ended the interpreter, and what it held is lost"
-                    break
-                done[-1]["stderr"] += taken.stderr.decode("utf-8", "replace")
-            if result.status in ("timeout", "memory", "output"):
+            if result.status not in ("ok", "error"):
                 # The interpreter is gone, so that later cells would run without what it held.
                 ended = "TimeLimitExceeded" if result.status == "timeout" else "Finished"
                 why = f"cell {number} was ended by its {result.status} limit; what the interpreter held is lost"
                 break
+            taken = run(TAKE)
+            done[-1]["display"] = _displays(taken)
+            room -= len(taken.stdout)
+            if not taken.ok:
+                why = f"cell {number} ended the interpreter, and what it held is lost"
+                break
+            done[-1]["stderr"] += taken.stderr.decode("utf-8", "replace")
         brought = {}
         for path in form.fetch_files:
             try:

@@ -63,16 +63,22 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     ):
         if value > most:
             raise Refusal(422, "limits", f"{name} may be {most:g} on this service, not {value:g}")
-
-    def job(sandbox: Sandbox) -> list[CaseResult]:
-        return _judge(sandbox, form, source, plan)
-
     wait_s = settings.queue_timeout_s if form.timeout_s is None else min(form.timeout_s, settings.max_request_s)
     started = time.monotonic()
     # The last test may begin when the time for all is nearly over.
     work_s = form.total_s + form.time_s + COMPILE_S
-    cases = await pool.run(job, wait_s=wait_s, work_s=work_s)
-    return _verdict_body(cases, form, time.monotonic() - started)
+    cases = await pool.run(lambda sandbox: _judge(sandbox, form, source, plan), wait_s=wait_s, work_s=work_s)
+    good = sum(case.passed for case in cases)
+    passed = good == len(cases)
+    body = {
+        "passed": passed,
+        "value": good / len(cases) if form.credit == "partial" else float(passed),
+        "cases_passed": good,
+        "cases": [{**asdict(case), "passed": case.passed} for case in cases],
+        "can_be_cheated": any(case.inside for case in cases),
+        "request_s": time.monotonic() - started,
+    }
+    return Answer(body, outcome="passed" if passed else "not passed")
 
 
 def _source_of(form: JudgeForm, settings: Settings) -> str:
@@ -112,17 +118,3 @@ def _judge(sandbox: Sandbox, form: JudgeForm, source: str, plan: Plan) -> list[C
     except Exception as error:
         said = str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"the tests cannot be used: {said}"[:500]) from error
-
-
-def _verdict_body(cases: list[CaseResult], form: JudgeForm, seconds: float) -> Answer:
-    good = sum(case.passed for case in cases)
-    passed = good == len(cases)
-    body = {
-        "passed": passed,
-        "value": good / len(cases) if form.credit == "partial" else float(passed),
-        "cases_passed": good,
-        "cases": [{**asdict(case), "passed": case.passed} for case in cases],
-        "can_be_cheated": any(case.inside for case in cases),
-        "request_s": seconds,
-    }
-    return Answer(body, outcome="passed" if passed else "not passed")

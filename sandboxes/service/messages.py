@@ -52,7 +52,7 @@ class Refusal(Exception):
         return Answer(body, status=self.status, outcome=self.kind, headers=self.headers)
 
 
-def refusal_of(error: Exception, full_status: int = 429) -> Refusal | None:
+def refusal_of(error: Exception, full_status: int) -> Refusal | None:
     """The HTTP form of an error of the pool or of a sandbox; ``None`` for an error in the service itself."""
     if isinstance(error, Refusal):
         return error
@@ -73,11 +73,9 @@ _CAUSES: Mapping[type[Exception], tuple[int, str]] = {
 
 
 def encode_json(body: Any) -> bytes:
-    """JSON in UTF-8; text that is no valid Unicode is written as escapes."""
-    try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    """JSON in UTF-8; lone surrogates, which stand in texts only, are written as escapes."""
+    text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace")
 
 
 F = TypeVar("F", bound=pydantic.BaseModel)
@@ -115,7 +113,7 @@ class BodyBudget:
             self.now_bytes -= mine
 
 
-async def read_body(request: Request, settings: Settings, hold: Callable[[int], None]) -> bytes:
+async def read_body(request: Request, settings: Settings, hold: Callable[[int], None]) -> bytearray:
     """The body; ``hold`` is called with the size of each chunk. Raises :class:`Refusal`: 413 when it is too long
     (before reading, where Content-Length says so), 408 when it does not arrive in time, 499 when the client
     disconnects."""
@@ -124,23 +122,21 @@ async def read_body(request: Request, settings: Settings, hold: Callable[[int], 
     # Twenty digits are enough to see that it is too long; int() refuses thousands of them.
     if told.isdigit() and int(told[:20]) > most:
         _too_long(most)
-    parts: list[bytes] = []
-    length = 0
+    body = bytearray()
     try:
         async with asyncio.timeout(settings.body_timeout_s):
             async for part in request.stream():
-                length += len(part)
-                if length > most:
+                if len(body) + len(part) > most:
                     _too_long(most)
                 hold(len(part))
-                parts.append(part)
+                body += part
     except TimeoutError as error:
         message = f"the body did not arrive within {settings.body_timeout_s:g} s"
         raise Refusal(408, "slow_body", message, {"Connection": "close"}) from error
     except ClientDisconnect as error:
         # 499 is nginx's status for a client that closed its connection.
         raise Refusal(499, "gone", "the client went away") from error
-    return b"".join(parts)
+    return body
 
 
 async def read_json(request: Request, settings: Settings, hold: Callable[[int], None]) -> dict[str, Any]:
@@ -177,7 +173,7 @@ def check_sizes(fields: Mapping[str, Any]) -> None:
 
 def check_code(source: str, settings: Settings, what: str = "code") -> str:
     """``source``. Raises :class:`Refusal` (413) when it is too long."""
-    if len(source) > settings.max_code_bytes or len(source.encode("utf-8", "replace")) > settings.max_code_bytes:
+    if len(source.encode("utf-8", "replace")) > settings.max_code_bytes:
         raise Refusal(413, "too_large", f"{what} may have {settings.max_code_bytes} bytes in UTF-8 (--max-code)")
     return source
 
@@ -200,7 +196,7 @@ def read_files(files: dict[str, str | None], settings: Settings) -> dict[str, by
     return {path: decode_bytes(text, f"files[{path!r}]") for path, text in files.items() if text is not None}
 
 
-def parse_json(text: bytes | str, what: str) -> Any:
+def parse_json(text: bytes | bytearray | str, what: str) -> Any:
     """Parse JSON in UTF-8, nested up to 200 levels, without lone surrogates. Raises :class:`Refusal`: 400, and 422 for
     more parts than can be read at once: no other thread runs meanwhile."""
     check_parts(text.encode() if isinstance(text, str) else text, what)
@@ -213,7 +209,7 @@ def parse_json(text: bytes | str, what: str) -> Any:
         gc.enable()
 
 
-def check_parts(text: bytes, what: str) -> None:
+def check_parts(text: bytes | bytearray, what: str) -> None:
     """Raise :class:`Refusal` (422) for JSON with more parts than can be read at once."""
     dense = text.translate(None, b" \t\r\n")
     for name, mark, most in (("keys", b'":', MOST_KEYS), ("lists", b"[", MOST_LISTS)):

@@ -14,17 +14,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from roll_envs.errors import SandboxError, check_number, check_one_of, check_whole
-from roll_envs.sandbox import LANGUAGES, Limits, Program, RunResult, SandboxSession, explained
+from roll_envs.errors import SandboxError, check_whole
+from roll_envs.sandbox import Language, Limits, Program, RunResult, SandboxSession, explained
+from sandboxes.programs import check_path
 from sandboxes.service.messages import Answer, Refusal, check_code, check_paths, check_sizes
-from sandboxes.service.pool import OVERRUN_S, DrainingError, Pool, QueueFullError, Worker
+from sandboxes.service.pool import CLOSE_S, OVERRUN_S, Pool, QueueFullError, Worker
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import decode_bytes, dump, encode_bytes, load
 
 T = TypeVar("T")
 log = logging.getLogger("roll_sandbox.sessions")
 
-CLOSE_S = 30.0
 FILE_S = 30.0
 LONGEST_ARGUMENTS = 64 * 1024
 """Characters of all arguments and of the environment together."""
@@ -37,8 +37,9 @@ async def run_native(pool: Pool, settings: Settings, data: dict[str, Any]) -> An
         check_sizes(data["program"])
     program: Program = load(Program, data.get("program"), "program")
     _check(program, settings)
+    wait_s: float = load(float, data.get("timeout_s", settings.queue_timeout_s), "timeout_s")
     started = time.monotonic()
-    result = await pool.run_program(program, limits, read_timeout(data, settings))
+    result = await pool.run_program(program, limits, min(wait_s, settings.max_request_s))
     body = {"result": dump(result), "request_s": time.monotonic() - started}
     return Answer(body, outcome=result.status)
 
@@ -62,13 +63,6 @@ def read_limits(data: Any, settings: Settings) -> Limits:
             message = f"limits.{name} must be above 0 and at most {bound:g} on this service, not {value:g}"
             raise Refusal(422, "limits", message)
     return replace(limits, **{n: min(getattr(limits, n), m) for n, m in most.items()})
-
-
-def read_timeout(data: dict[str, Any], settings: Settings) -> float:
-    """``timeout_s`` of a request: how long its client waits; at most the service's longest request."""
-    given = data.get("timeout_s", settings.queue_timeout_s)
-    check_number("timeout_s", given, lambda s: s >= 0, "a number of 0 or more")
-    return float(min(given, settings.max_request_s))
 
 
 def _check(program: Program, settings: Settings) -> None:
@@ -106,15 +100,13 @@ class Sessions:
         self._pool, self._settings = pool, settings
         self._open: dict[str, _Open] = {}
         self._opening = 0
-        self._closed = False
 
     def __len__(self) -> int:
         return len(self._open)
 
     async def open(self, data: dict[str, Any]) -> Answer:
         """``{language?, limits?}`` -> ``{id, idle_s}``. Raises :class:`QueueFullError` where too many are open."""
-        language = data.get("language", "python")
-        check_one_of("language", language, LANGUAGES)
+        language: Language = load(Language, data.get("language", "python"), "language")
         limits = read_limits(data.get("limits"), self._settings)
         most = self._settings.sessions
         if len(self._open) + self._opening >= most:
@@ -131,9 +123,6 @@ class Sessions:
                 raise
         finally:
             self._opening -= 1
-        if self._closed:
-            await worker.close()
-            raise DrainingError("the service is stopping and opens no sessions; ask another instance")
         # 192 random bits: who knows the name may use the session.
         name = secrets.token_urlsafe(24)
         self._open[name] = _Open(worker, session, limits)
@@ -142,18 +131,16 @@ class Sessions:
     async def run_cell(self, data: dict[str, Any], name: str) -> Answer:
         """``{source, limits?, number}`` -> ``{result}``. ``number`` counts the cells from 1: a cell that is sent again
         because its answer was lost is answered from memory, not run again."""
-        source, number = data.get("source"), data.get("number", 0)
-        if not isinstance(source, str):
-            raise Refusal(422, "form", f"source must be text, not {type(source).__name__}")
+        source = check_code(load(str, data.get("source"), "source"), self._settings, "source")
+        number = data.get("number", 0)
         check_whole("number", number)
         limits = None if data.get("limits") is None else read_limits(data["limits"], self._settings)
-        check_code(source, self._settings, "source")
         opened = self._find(name)
         if number == opened.number + 1:
             wall_s = (limits or opened.limits).wall_s
             work = self._call(name, lambda session: explained(session.run(source, limits=limits)), wall_s + OVERRUN_S)
             # A task of its own, which survives a disconnect: the client will request the result again.
-            opened.number, opened.cell = number, asyncio.get_running_loop().create_task(work)
+            opened.number, opened.cell = number, asyncio.create_task(work)
             # Otherwise asyncio logs the exception of a cell that no request waits for.
             opened.cell.add_done_callback(lambda cell: None if cell.cancelled() else cell.exception())
         if opened.cell is None or number != opened.number:
@@ -163,10 +150,7 @@ class Sessions:
 
     async def move_file(self, data: dict[str, Any], name: str) -> Answer:
         """``{path, content}`` writes a file, ``{path, max_bytes?}`` reads one -> ``{content}``, in base64."""
-        path = data.get("path")
-        if not isinstance(path, str):
-            raise Refusal(422, "form", f"path must be text, not {type(path).__name__}")
-        check_paths([path], self._settings, "path")
+        path = check_path(load(str, data.get("path"), "path"), "path")
         if "content" in data:
             content = decode_bytes(data["content"], "content")
             await self._call(name, lambda session: session.upload(path, content), FILE_S)
@@ -192,11 +176,6 @@ class Sessions:
                 await opened.worker.call(lambda _: opened.session.close(), timeout_s=CLOSE_S)
         await opened.worker.close()
 
-    async def close_all(self) -> None:
-        """Close all sessions and open no others."""
-        self._closed = True
-        await asyncio.gather(*(self.close(name) for name in list(self._open)))
-
     async def reap(self) -> None:
         """Close idle sessions, until cancelled."""
         idle_s = self._settings.session_idle_s
@@ -219,7 +198,6 @@ class Sessions:
     async def _call(self, name: str, job: Callable[[SandboxSession], T], timeout_s: float) -> T:
         opened = self._find(name)
         async with opened.lock:
-            opened.used = time.monotonic()
             try:
                 return await opened.worker.call(lambda _: job(opened.session), timeout_s=timeout_s)
             except SandboxError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import builtins
 import importlib.machinery
+import io
 import json
 import os
 import sys
@@ -44,16 +45,10 @@ def _bundle(value: Any) -> dict[str, Any]:
         if form is not None:
             found[kind] = base64.b64encode(form).decode() if isinstance(form, bytes) else form
     if hasattr(value, "savefig") and hasattr(value, "axes"):
-        found["image/png"] = _png(value)
+        image = io.BytesIO()
+        value.savefig(image, format="png", bbox_inches="tight")
+        found["image/png"] = base64.b64encode(image.getvalue()).decode()
     return found
-
-
-def _png(figure: Any) -> str:
-    import io
-
-    image = io.BytesIO()
-    figure.savefig(image, format="png", bbox_inches="tight")
-    return base64.b64encode(image.getvalue()).decode()
 
 
 def _hook(value: Any) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import random
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -54,8 +54,7 @@ class Worker:
         :meth:`wait_for_abandoned_call`.
         """
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executor, functools.partial(job, self.sandbox))
-        self._call = future
+        future = self._call = loop.run_in_executor(self._executor, job, self.sandbox)
         try:
             # Shielded: a thread cannot be cancelled, and `busy` must tell when it has really ended.
             return await asyncio.wait_for(asyncio.shield(future), timeout_s)
@@ -67,9 +66,7 @@ class Worker:
                 raise
             if isinstance(error, TimeoutError) and not future.done():
                 why = f"did not come back within {timeout_s:g} s and was replaced"
-            elif isinstance(error, DeadlineExceededError):  # its only slot was not free although no other job uses it
-                why = f"was stuck: {error}"
-            else:  # a backend of others
+            else:  # a backend of others, or one whose only slot was not free although no other job uses it
                 why = f"failed: {type(error).__name__}: {error}"
             raise SandboxError(f"a worker {why}") from error
 
@@ -127,7 +124,6 @@ class Pool:
     """``slots`` workers, each with a sandbox of its own, and at most ``queue`` requests that wait for one."""
 
     def __init__(self, make: Callable[[], Sandbox], settings: Settings, registry: CollectorRegistry) -> None:
-        self.slots, self.queue = settings.slots, settings.queue
         self._make, self._settings = make, settings
         # A stuck call occupies its thread until its sandbox has been closed, which needs a thread too.
         threads = 4 * settings.slots + 2 * settings.sessions + 8
@@ -137,11 +133,13 @@ class Pool:
         self.waiting = 0
         """Requests in the queue."""
         self._workers: set[Worker] = set()
+        self._made: weakref.WeakSet[Worker] = weakref.WeakSet()
+        """Also those that are outside the pool, or broken."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop = asyncio.Event()
         self.draining = False
         self.running = 0
-        self.isolation: Isolation | None = None
+        self.isolation = Isolation(tier="unknown", layers=())
         self.has_pytest = False
         self._restarts = Counter("roll_sandbox_worker_restarts", "Workers that were replaced.", registry=registry)
         text = "Time in the queue of those who got a slot."
@@ -150,7 +148,7 @@ class Pool:
         for name, text, value in (
             ("queue_length", "Requests that wait for a slot.", lambda: self.waiting),
             ("running", "Slots in use.", lambda: self.running),
-            ("slots", "Slots in all.", lambda: self.slots),
+            ("slots", "Slots in all.", lambda: settings.slots),
             ("workers_alive", "Workers that can be used.", lambda: self.alive),
             ("draining", "1 while the service finishes its work before it stops.", lambda: self.draining),
         ):
@@ -163,9 +161,9 @@ class Pool:
 
     async def start(self) -> None:
         """Make the workers. Raises what making one raises, when none could be made."""
-        made = await asyncio.gather(*(self._new_worker() for _ in range(self.slots)), return_exceptions=True)
+        made = await asyncio.gather(*(self._new_worker() for _ in range(self._settings.slots)), return_exceptions=True)
         faults = [each for each in made if isinstance(each, BaseException)]
-        if len(faults) == self.slots:
+        if len(faults) == len(made):
             await self.close()
             raise faults[0]
         for _ in faults:
@@ -216,7 +214,7 @@ class Pool:
         )
 
     async def make_extra(self) -> Worker:
-        """An additional worker outside the pool, for a session; the caller closes it."""
+        """An additional worker outside the pool, for a session; the caller closes it, or the end of the pool does."""
         if self.draining:
             raise DrainingError("the service is stopping and opens no sessions; ask another instance")
         making = self._spawn(self._make_worker())
@@ -239,7 +237,8 @@ class Pool:
         self._stop.set()
         for _ in range(self.waiting):
             self._idle.put_nowait(None)
-        await asyncio.gather(*(worker.close() for worker in list(self._workers)))
+        for worker in list(self._made):
+            self._spawn(worker.close())
         # Workers that are being made or replaced see that the pool is closed and end; they are waited for here.
         deadline = time.monotonic() + CLOSE_S
         while self._tasks and time.monotonic() < deadline:
@@ -250,14 +249,14 @@ class Pool:
     async def _take(self, timeout_s: float) -> Worker:
         if self.draining:
             raise DrainingError("the service is stopping and takes no new requests; ask another instance")
-        if self._idle.empty() and self.waiting >= self.queue:
-            raise QueueFullError(f"{self.queue} requests wait already; ask again later, or start with a longer --queue")
+        if self._idle.empty() and self.waiting >= (most := self._settings.queue):
+            raise QueueFullError(f"{most} requests wait already; ask again later, or start with a longer --queue")
         self.waiting += 1
         try:
             async with asyncio.timeout(timeout_s):
                 worker = await self._idle.get()
         except TimeoutError as error:
-            raise DeadlineExceededError(f"one of {self.slots} slots", timeout_s) from error
+            raise DeadlineExceededError(f"one of {self._settings.slots} slots", timeout_s) from error
         finally:
             self.waiting -= 1
         if worker is None or self._stop.is_set():
@@ -282,15 +281,14 @@ class Pool:
             try:
                 await self._new_worker()
                 return
+            except DrainingError:
+                return
             except Exception as error:  # a backend of others
                 log.error("no worker could be made: %s", error)
                 pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
 
     async def _new_worker(self) -> None:
         worker = await self._make_worker()
-        if self._stop.is_set():
-            await worker.close()
-            return
         self._workers.add(worker)
         self.isolation, self.has_pytest = worker.isolation, worker.has_pytest
         tier = worker.isolation
@@ -299,7 +297,12 @@ class Pool:
 
     async def _make_worker(self) -> Worker:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, make_worker, self._make, self._executor)
+        worker = await loop.run_in_executor(self._executor, make_worker, self._make, self._executor)
+        self._made.add(worker)
+        if self._stop.is_set():
+            await worker.close()
+            raise DrainingError("the service has stopped")
+        return worker
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -77,9 +76,8 @@ class ReportingServer(uvicorn.Server):
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
             host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-            tier = self.service.pool.isolation
-            shown = tier.tier if tier is not None else "unknown"
-            print(f"roll-sandbox listens on http://{host}:{port} (isolation: {shown})", flush=True)
+            tier = self.service.pool.isolation.tier
+            print(f"roll-sandbox listens on http://{host}:{port} (isolation: {tier})", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called in a signal handler, so it only schedules the stop on the loop."""
@@ -101,7 +99,7 @@ class ReportingServer(uvicorn.Server):
         finished = await self.service.drain()
         if not finished:
             log.warning("%d requests did not finish in time and are ended", self.service.active)
-            await self.service.close()
+            await self.service.pool.close()
         self.should_exit = True
 
 
@@ -111,10 +109,6 @@ def _protocol(settings: Settings) -> type[H11Protocol]:
 
         uvicorn closes idle connections only after their first answer; the body has a time limit of its own.
         """
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._timers: dict[str, asyncio.TimerHandle] = {}
 
         def _allow(self, what: str, seconds: float) -> None:
             """Close the connection after that time, unless :meth:`_came` is called before."""
@@ -127,6 +121,7 @@ def _protocol(settings: Settings) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self._timers: dict[str, asyncio.TimerHandle] = {}
             self._allow("head", settings.header_timeout_s)
 
         def data_received(self, data: bytes) -> None:

@@ -92,14 +92,14 @@ def read_tokens(path: Path) -> tuple[str, ...]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the token file {path} cannot be read: {error}") from error
-    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
-    tokens = [(number, line) for number, line in lines if line and not line.startswith("#")]
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    tokens = {number: line for number, line in lines if line and not line.startswith("#")}
     if not tokens:
         raise ConfigError(f"the token file {path} holds no token; write one of {LEAST_TOKEN_CHARS} characters or more")
-    for number, token in tokens:
+    for number, token in tokens.items():
         if len(token) < LEAST_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigError(
                 f"line {number} of the token file {path} is no token: {LEAST_TOKEN_CHARS} or more printable ASCII "
                 'characters without spaces, such as from `python -c "import secrets; print(secrets.token_urlsafe())"`'
             )
-    return tuple(token for _, token in tokens)
+    return tuple(tokens.values())

@@ -28,6 +28,7 @@ MARK = "#<INSERT>"
 # Of compiling and of running, where a request names none.
 AUTO_EVAL_TIMEOUTS_S = (40.0, 20.0)
 OJ_TIMEOUTS_S = (10.0, 20.0)
+OJ_COMPILED_TIMEOUTS_S = (10.0, 10.0)
 SHOWN_CHARS = 1000
 """Length at which inputs and outputs in ``test_info`` are cut, unless ``extra.return_full_case``; also those of
 programs once all cases have printed :data:`MOST_SHOWN`."""
@@ -38,10 +39,8 @@ ALIASES = {alias: FUSION_OF.get(name, name) for name, aliases in FENCE_WORDS.ite
 CHEATABLE = "the tests ran inside the sandbox beside the program, which could fake them; POST /judge cannot be faked so"
 
 
-class TestConfig(FusionForm):
+class SubmitConfig(FusionForm):
     """SandboxFusion's ``TestConfig``."""
-
-    __test__ = False
 
     dataset_type: str | None = None
     language: str | None = None
@@ -58,7 +57,7 @@ class SubmitForm(FusionForm):
     dataset: str
     id: int | str
     completion: str
-    config: TestConfig
+    config: SubmitConfig
 
 
 async def submit(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
@@ -76,9 +75,7 @@ async def submit(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer
     if not isinstance(row, dict):
         raise Refusal(400, "unsupported", "config.provided_data must hold the row; this service keeps no data sets")
     if form.config.custom_extract_logic is not None:
-        message = (
-            "config.custom_extract_logic is not run: it is a program for the service itself. Extract before asking"
-        )
+        message = "config.custom_extract_logic, a program for the service itself, is not run; extract before asking"
         raise Refusal(400, "unsupported", message)
     check_code(form.completion, settings, "completion")
     body = await KINDS[kind](pool, settings, form, row)
@@ -126,9 +123,8 @@ async def _auto_eval(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
     language = labels.get("execution_language", written_in)
     mode = form.config.extra.get("autoeval_extract_code_mode", "first")
     if mode != "first":
-        raise Refusal(
-            400, "unsupported", f"extra.autoeval_extract_code_mode {str(mode)[:40]!r} is not served; use 'first'"
-        )
+        message = f"extra.autoeval_extract_code_mode {str(mode)[:40]!r} is not served; use 'first'"
+        raise Refusal(400, "unsupported", message)
     if not isinstance(written_in, str) or not isinstance(language, str):
         raise Refusal(422, "form", "config.provided_data.labels: languages must be text")
     code, found_by = extract_code(form.completion, ALIASES.get(written_in, written_in))
@@ -138,15 +134,8 @@ async def _auto_eval(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
         # Printed after the tests: a program that exits before them with code 0 is not accepted.
         flag = secrets.token_hex(10)
         full += f'\n\nprint("{flag}")'
-    compile_s, run_s = AUTO_EVAL_TIMEOUTS_S
-    request = {
-        "code": full,
-        "language": language,
-        "files": asset,
-        "compile_timeout": form.config.compile_timeout or compile_s,
-        "run_timeout": form.config.run_timeout or run_s,
-    }
-    ran = await _execute(pool, settings, request)
+    timeouts_s = AUTO_EVAL_TIMEOUTS_S
+    ran = await _execute(pool, settings, form.config, timeouts_s, code=full, language=language, files=asset)
     accepted = ran["status"] == "Success" and flag in ran["run_result"]["stdout"]
     tests = [{"passed": accepted, "exec_info": ran, "test_info": None}]
     more = {"full_code": full, "test_code": test_code, "extra": {"note": CHEATABLE}}
@@ -162,17 +151,11 @@ async def _common_oj(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
     pairs = [_case(case, number) for number, case in enumerate(cases)]
     language = ALIASES.get(form.config.language, form.config.language)
     code, found_by = extract_code(form.completion, language)
-    compile_s, run_s = OJ_TIMEOUTS_S
     compiled = ROWS[FUSION_NAMES.get(language, "python")].compile
-    request = {
-        "code": code,
-        "language": language,
-        "compile_timeout": form.config.compile_timeout or compile_s,
-        "run_timeout": form.config.run_timeout or (compile_s if compiled else run_s),
-    }
+    timeouts_s = OJ_COMPILED_TIMEOUTS_S if compiled else OJ_TIMEOUTS_S
     whole = bool(form.config.extra.get("return_full_case"))
     run_all = bool(form.config.extra.get("run_all_cases"))
-    enough = asyncio.Semaphore(pool.slots)
+    enough = asyncio.Semaphore(settings.slots)
     wrong: list[int] = []
     room = MOST_SHOWN
 
@@ -183,7 +166,7 @@ async def _common_oj(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
             # Cases after the first wrong one are not reported, so they need not run.
             if wrong and not run_all and min(wrong) < number:
                 return None
-            ran = await _execute(pool, settings, {**request, "stdin": stdin})
+            ran = await _execute(pool, settings, form.config, timeouts_s, code=code, language=language, stdin=stdin)
         passed = ran["status"] == "Success" and same_output(ran["run_result"]["stdout"], wanted)
         if not passed:
             wrong.append(number)
@@ -224,8 +207,13 @@ def _body(
     return {**found, "full_code": None, "test_code": None, "extra": None, **more}
 
 
-async def _execute(pool: Pool, settings: Settings, request: dict[str, Any]) -> dict[str, Any]:
+async def _execute(
+    pool: Pool, settings: Settings, config: SubmitConfig, timeouts_s: tuple[float, float], **request: Any
+) -> dict[str, Any]:
     """Run a program. Raises :class:`SandboxError` after an infrastructure failure, which is no verdict."""
+    compile_s, run_s = timeouts_s
+    request["compile_timeout"] = config.compile_timeout or compile_s
+    request["run_timeout"] = config.run_timeout or run_s
     ran = await execute(pool, settings, *fusion_program(fill(RunCodeForm, request), pool, settings))
     if ran["status"] == "SandboxError":
         raise SandboxError(ran["message"])

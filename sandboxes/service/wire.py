@@ -58,7 +58,7 @@ def load(kind: Any, value: Any, where: str) -> Any:
         return None if value is None else load(inner[0], value, where)
     if origin is Literal:
         if value not in inner:
-            raise MalformedError(f"{where} must be one of {', '.join(inner)}, not {value!r}")
+            raise MalformedError(f"{where} must be one of {', '.join(inner)}, not {value!r:.40}")
         return value
     if origin is tuple:
         items = enumerate(_checked(value, (list, tuple), "a list", where))
