@@ -221,8 +221,7 @@ class RemoteSandbox(Sandbox):
             return {**asked, "timeout_s": wait_s} if native else asked
 
         def read(reply: httpx.Response) -> RunResult:
-            _expect_route(reply, self.url, path)
-            return _result_of(reply) if native else fusion_result(reply.json(), limits)
+            return _result_of(reply) if native else fusion_result(_json_of(reply), limits)
 
         return await self.connected().request("POST", path, body, read, "the run of a program", deadline)
 
@@ -236,8 +235,7 @@ class RemoteSandbox(Sandbox):
         asked = {"language": language, "limits": dump(limits)}
 
         def read(reply: httpx.Response) -> str:
-            _expect_route(reply, self.url, "/v1/sessions")
-            return str(reply.json()["id"])
+            return str(_json_of(reply)["id"])
 
         what = "the opening of a session"
         name = await self.connected().request("POST", "/v1/sessions", lambda _: asked, read, what, deadline)
@@ -342,15 +340,16 @@ def _base_of(url: str) -> str:
     return base.rstrip("/")
 
 
-def _expect_route(reply: httpx.Response, url: str, path: str) -> None:
+def _json_of(reply: httpx.Response) -> Any:
     if reply.status_code == 404:
-        raise ConfigError(f"{url} has no {path}: it is no code-reward service and no SandboxFusion, or behind a prefix")
+        raise ConfigError(f"{reply.url} is not there: no code-reward service and no SandboxFusion, or behind a prefix")
+    return reply.json()
 
 
 def _content_of(reply: httpx.Response) -> bytes:
-    return decode_bytes(reply.json()["content"], "content")
+    return decode_bytes(_json_of(reply)["content"], "content")
 
 
 def _result_of(reply: httpx.Response) -> RunResult:
-    result: RunResult = load(RunResult, reply.json()["result"], "result")
+    result: RunResult = load(RunResult, _json_of(reply)["result"], "result")
     return result

@@ -18,13 +18,13 @@ from typing import Any
 import prometheus_client as prometheus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 
 from roll_envs.sandbox import Sandbox
 from sandboxes.service.fusion import run_code, run_jupyter
 from sandboxes.service.judge import judge
-from sandboxes.service.messages import Answer, BodyBudget, Refusal, read_json, refusal_of
+from sandboxes.service.messages import Answer, Bodies, Refusal, refusal_of
 from sandboxes.service.native import Sessions, run_native
 from sandboxes.service.pool import OVERRUN_S, Pool
 from sandboxes.service.settings import Settings
@@ -37,7 +37,6 @@ Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Answer]]
 
 # Goes into the log and into a header, so it may hold neither spaces nor line ends.
 GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-DRAIN_STEP_S = 0.05
 EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
@@ -49,7 +48,7 @@ class Service:
         self.registry = to = prometheus.CollectorRegistry()
         self.pool = Pool(make, settings, to)
         self.sessions = Sessions(self.pool, settings)
-        self.body_budget = BodyBudget(settings.max_held_bytes)
+        self.bodies = Bodies(settings)
         self.active = 0
         """Requests that have not been answered yet."""
         prometheus.ProcessCollector(registry=to)
@@ -66,14 +65,6 @@ class Service:
             "roll_sandbox_request_seconds", text, ("route",), buckets=EDGES_S, registry=to
         )
 
-    async def drain(self) -> bool:
-        """Refuse new requests and wait at most ``drain_timeout_s`` for the others; returns whether all finished."""
-        self.pool.drain()
-        deadline = time.monotonic() + self.settings.drain_timeout_s
-        while self.active and time.monotonic() < deadline:
-            await asyncio.sleep(DRAIN_STEP_S)
-        return not self.active
-
     async def answer(self, request: Request, route: str, handler: Handler) -> Answer:
         """Answer with ``handler``, or with the refusal that its error stands for; counted, logged, limited in time, and
         cancelled when the client disconnects. ``handler`` gets the JSON object that was posted, else ``{}``."""
@@ -83,8 +74,7 @@ class Service:
         self.active += 1
         try:
             self._admit(request)
-            with self.body_budget.reserve() as hold:
-                data = await read_json(request, self.settings, hold) if request.method == "POST" else {}
+            async with self.bodies.read(request) as data:
                 answer = await self._until_gone(request, handler(data))
         except Exception as error:
             refusal = refusal_of(error, self.settings.full_status if route in FUSION else 429)
@@ -143,7 +133,7 @@ class Service:
             if work.done():
                 return work.result()
             if gone.done():
-                raise Refusal(499, "gone", "the client went away")
+                raise ClientDisconnect
             raise Refusal(504, "deadline", f"the request took more than {most_s:g} s", {"Retry-After": "1"})
         finally:
             for task in (work, gone):

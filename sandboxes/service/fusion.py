@@ -136,24 +136,27 @@ def _part(result: RunResult) -> dict[str, Any]:
     late = result.status == "timeout"
     # The number of a signal is negative, as in subprocess; limits kill with SIGKILL.
     code = result.exit_code if result.exit_code is not None else -(result.signal or 9)
-    part: dict[str, Any] = {
+    return {
         "status": "TimeLimitExceeded" if late else "Finished",
         "execution_time": result.wall_s,
         "return_code": None if late else code,
         "stdout": result.stdout.decode("utf-8", "replace"),
         "stderr": result.stderr.decode("utf-8", "replace"),
+        **{f"{name}_dropped": count for name, count in _dropped(result).items()},
     }
-    dropped = {"stdout_dropped": result.stdout_dropped, "stderr_dropped": result.stderr_dropped}
-    return part | {name: count for name, count in dropped.items() if count}
+
+
+def _dropped(result: RunResult) -> dict[str, int]:
+    counts = {"stdout": result.stdout_dropped, "stderr": result.stderr_dropped}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _why(result: RunResult) -> str:
     """Details for ``message`` that SandboxFusion's other fields cannot express."""
     notes = {"memory": "the memory limit ended the program", "output": "the output limit ended the program"}
     told = [notes[result.status]] if result.status in notes else []
-    for name, count in (("stdout", result.stdout_dropped), ("stderr", result.stderr_dropped)):
-        if count:
-            told.append(f"{name}: {count} bytes beyond the bound were dropped (--max-output)")
+    for name, count in _dropped(result).items():
+        told.append(f"{name}: {count} bytes beyond the bound were dropped (--max-output)")
     return "; ".join(told)
 
 

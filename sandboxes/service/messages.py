@@ -10,8 +10,8 @@ import contextlib
 import gc
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, TypeVar
 
 import pydantic
 import pydantic_core
@@ -53,7 +53,7 @@ class Refusal(Exception):
 
 
 def refusal_of(error: Exception, full_status: int) -> Refusal | None:
-    """The HTTP form of an error of the pool or of a sandbox; ``None`` for an error in the service itself."""
+    """The HTTP form of an error of the pool, a sandbox or a connection; ``None`` for an error in the service itself."""
     if isinstance(error, Refusal):
         return error
     for cause, (status, kind) in _CAUSES.items():
@@ -68,6 +68,8 @@ _CAUSES: Mapping[type[Exception], tuple[int, str]] = {
     DrainingError: (503, "draining"),
     DeadlineExceededError: (504, "deadline"),
     SandboxError: (503, "sandbox"),
+    # nginx's status for a client that closed its connection, which nobody reads any more.
+    ClientDisconnect: (499, "gone"),
     ConfigError: (422, "unusable"),
 }
 
@@ -87,69 +89,58 @@ MOST_KEYS, MOST_LISTS = 200_000, 2_000_000
 """Of a whole body; each number takes about a tenth of a second to read."""
 
 
-class BodyBudget:
-    """Limits the total size of the request bodies in memory."""
+class Bodies:
+    """Reads the bodies of requests, and limits their total size in memory."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes, self.now_bytes = most_bytes, 0
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.held_bytes = settings, 0
 
-    @contextlib.contextmanager
-    def reserve(self) -> Iterator[Callable[[int], None]]:
-        """Yields a function that reserves bytes for one request and raises :class:`Refusal` (429) when the total is
-        full. All are released at the end. One number is kept, however many parts a body arrives in."""
-        mine = 0
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+        """The JSON object that was posted, else ``{}``; its body counts as held until the end of the block.
 
-        def add(count: int) -> None:
-            nonlocal mine
-            if self.now_bytes + count > self.most_bytes:
-                message = f"requests of {self.most_bytes} bytes are held already (--max-held); ask again later"
-                raise Refusal(429, "queue_full", message, {"Retry-After": RETRY_AFTER_S})
-            mine += count
-            self.now_bytes += count
-
+        Raises :class:`Refusal`: 415 and 400 for what is no JSON, 413 for what is too long (before reading, where
+        Content-Length says so), 429 where too much is held already, 408 when it does not arrive in time; and
+        :class:`ClientDisconnect`.
+        """
+        request.state.held_bytes = 0
         try:
-            yield add
+            yield await self._object(request) if request.method == "POST" else {}
         finally:
-            self.now_bytes -= mine
+            self.held_bytes -= request.state.held_bytes
 
+    async def _object(self, request: Request) -> dict[str, Any]:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            # Any web page can make a browser post other types to a local service without permission (CORS).
+            raise Refusal(415, "content_type", f"send Content-Type: application/json, not {kind[:80] or 'none'!r}")
+        told = request.headers.get("content-length", "")
+        # Twenty digits are enough to see that it is too long; int() refuses thousands of them.
+        self._check_length(int(told[:20]) if told.isdigit() else 0)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.settings.body_timeout_s):
+                async for part in request.stream():
+                    body += part
+                    request.state.held_bytes += len(part)
+                    self.held_bytes += len(part)
+                    self._check_length(len(body))
+        except TimeoutError as error:
+            message = f"the body did not arrive within {self.settings.body_timeout_s:g} s"
+            raise Refusal(408, "slow_body", message, {"Connection": "close"}) from error
+        # Not in a thread: no other one runs while JSON is parsed, for which its parts are bounded.
+        data = parse_json(body, "the body")
+        if not isinstance(data, dict):
+            raise Refusal(422, "form", f"the body must be a JSON object, not {type(data).__name__}")
+        return data
 
-async def read_body(request: Request, settings: Settings, hold: Callable[[int], None]) -> bytearray:
-    """The body; ``hold`` is called with the size of each chunk. Raises :class:`Refusal`: 413 when it is too long
-    (before reading, where Content-Length says so), 408 when it does not arrive in time, 499 when the client
-    disconnects."""
-    most = settings.max_body_bytes
-    told = request.headers.get("content-length", "")
-    # Twenty digits are enough to see that it is too long; int() refuses thousands of them.
-    if told.isdigit() and int(told[:20]) > most:
-        _too_long(most)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(settings.body_timeout_s):
-            async for part in request.stream():
-                if len(body) + len(part) > most:
-                    _too_long(most)
-                hold(len(part))
-                body += part
-    except TimeoutError as error:
-        message = f"the body did not arrive within {settings.body_timeout_s:g} s"
-        raise Refusal(408, "slow_body", message, {"Connection": "close"}) from error
-    except ClientDisconnect as error:
-        # 499 is nginx's status for a client that closed its connection.
-        raise Refusal(499, "gone", "the client went away") from error
-    return body
-
-
-async def read_json(request: Request, settings: Settings, hold: Callable[[int], None]) -> dict[str, Any]:
-    """The body as a JSON object. Raises :class:`Refusal` (415, 400, and those of :func:`read_body`)."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        # Any web page can make a browser post other types to a local service without permission (CORS); not this type.
-        raise Refusal(415, "content_type", f"send Content-Type: application/json, not {kind[:80] or 'none'!r}")
-    # Not in a thread: no other one runs while JSON is parsed, for which its parts are bounded.
-    data = parse_json(await read_body(request, settings, hold), "the body")
-    if not isinstance(data, dict):
-        raise Refusal(422, "form", f"the body must be a JSON object, not {type(data).__name__}")
-    return data
+    def _check_length(self, length: int) -> None:
+        if length > self.settings.max_body_bytes:
+            raise Refusal(413, "too_large", f"a body may have {self.settings.max_body_bytes} bytes (--max-body)")
+        if self.held_bytes > self.settings.max_held_bytes:
+            held = self.settings.max_held_bytes
+            message = f"requests of {held} bytes are held already (--max-held); ask again later"
+            raise Refusal(429, "queue_full", message, {"Retry-After": RETRY_AFTER_S})
 
 
 def fill(form: type[F], data: dict[str, Any]) -> F:
@@ -215,7 +206,3 @@ def check_parts(text: bytes | bytearray, what: str) -> None:
     for name, mark, most in (("keys", b'":', MOST_KEYS), ("lists", b"[", MOST_LISTS)):
         if (count := dense.count(mark)) > most:
             raise Refusal(422, "too_many", f"{what} may have {most} {name}, not {count} (those in texts count too)")
-
-
-def _too_long(most: int) -> NoReturn:
-    raise Refusal(413, "too_large", f"a body may have {most} bytes (--max-body)")

@@ -33,10 +33,8 @@ PROBE_TIMEOUT_S = 30.0
 class Worker:
     """A sandbox for one job at a time. A ``broken`` worker is not used again: it is closed and replaced."""
 
-    def __init__(self, sandbox: Sandbox, isolation: Isolation, *, has_pytest: bool, executor: Executor) -> None:
+    def __init__(self, sandbox: Sandbox, executor: Executor) -> None:
         self.sandbox = sandbox
-        self.isolation = isolation
-        self.has_pytest = has_pytest
         self.broken = False
         self._call: asyncio.Future[Any] | None = None
         """The last call; it goes on after its caller was cancelled."""
@@ -83,8 +81,9 @@ class Worker:
             await asyncio.get_running_loop().run_in_executor(self._executor, self.sandbox.close)
 
 
-def make_worker(make: Callable[[], Sandbox], executor: Executor) -> Worker:
-    """Make a worker and run a small program on it as a test. Raises :class:`SandboxError` and what ``make`` raises."""
+def make_tested(make: Callable[[], Sandbox]) -> tuple[Sandbox, Isolation, bool]:
+    """A sandbox on which a small program has been run as a test, its isolation, and whether it has pytest. Raises
+    :class:`SandboxError` and what ``make`` raises."""
     sandbox = make()
     try:
         started = time.monotonic()
@@ -99,7 +98,7 @@ def make_worker(make: Callable[[], Sandbox], executor: Executor) -> Worker:
     except BaseException:
         sandbox.close()
         raise
-    return Worker(sandbox, result.isolation, has_pytest=words[1] == "True", executor=executor)
+    return sandbox, result.isolation, words[1] == "True"
 
 
 RUN_MARGIN_S = 5.0
@@ -290,14 +289,14 @@ class Pool:
     async def _new_worker(self) -> None:
         worker = await self._make_worker()
         self._workers.add(worker)
-        self.isolation, self.has_pytest = worker.isolation, worker.has_pytest
-        tier = worker.isolation
-        self._shown.info({"tier": tier.tier, "layers": ",".join(tier.layers), "missing": ",".join(tier.missing)})
         self._idle.put_nowait(worker)
 
     async def _make_worker(self) -> Worker:
         loop = asyncio.get_running_loop()
-        worker = await loop.run_in_executor(self._executor, make_worker, self._make, self._executor)
+        sandbox, tier, self.has_pytest = await loop.run_in_executor(self._executor, make_tested, self._make)
+        self.isolation = tier
+        self._shown.info({"tier": tier.tier, "layers": ",".join(tier.layers), "missing": ",".join(tier.missing)})
+        worker = Worker(sandbox, self._executor)
         self._made.add(worker)
         if self._stop.is_set():
             await worker.close()

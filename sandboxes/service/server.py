@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from types import FrameType
 
 import uvicorn
@@ -17,6 +18,8 @@ from sandboxes.service.app import Service
 from sandboxes.service.settings import Settings
 
 log = logging.getLogger("roll_sandbox.server")
+
+DRAIN_STEP_S = 0.05
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -95,9 +98,13 @@ class ReportingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def _drain(self) -> None:
+        """Refuse new requests, and wait at most ``drain_timeout_s`` for the others."""
         log.info("draining: %d requests to finish; a second signal ends them", self.service.active)
-        finished = await self.service.drain()
-        if not finished:
+        self.service.pool.drain()
+        deadline = time.monotonic() + self.service.settings.drain_timeout_s
+        while self.service.active and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_STEP_S)
+        if self.service.active:
             log.warning("%d requests did not finish in time and are ended", self.service.active)
             await self.service.pool.close()
         self.should_exit = True

@@ -65,12 +65,11 @@ async def submit(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer
     form = fill(SubmitForm, data)
     kind = form.config.dataset_type or form.dataset
     if kind not in KINDS:
-        raise Refusal(
-            400,
-            "unsupported",
+        message = (
             f"data sets of the kind {kind[:80]!r} are not served; set config.dataset_type to one of "
-            f"{', '.join(KINDS)} and give the row as config.provided_data",
+            f"{', '.join(KINDS)} and give the row as config.provided_data"
         )
+        raise Refusal(400, "unsupported", message)
     row = form.config.provided_data
     if not isinstance(row, dict):
         raise Refusal(400, "unsupported", "config.provided_data must hold the row; this service keeps no data sets")

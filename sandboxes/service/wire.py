@@ -68,8 +68,7 @@ def load(kind: Any, value: Any, where: str) -> Any:
         return {load(str, key, where): load(inner[1], part, f"{where}[{key!r}]") for key, part in pairs}
     if kind is str:
         return _checked(value, str, "text", where)
-    readers = {bytes: decode_bytes, int: _whole, float: _number}
-    return readers[kind](value, where)
+    return decode_bytes(value, where) if kind is bytes else _number(kind, value, where)
 
 
 def _load_fields(kind: Any, given: Mapping[str, Any], where: str) -> Any:
@@ -96,14 +95,9 @@ def _checked(value: Any, kind: Any, what: str, where: str) -> Any:
     return value
 
 
-def _number(value: object, where: str, what: str = "a finite number of 0 or more") -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e300:
-        raise MalformedError(f"{where} must be {what}, not {value!r:.40}")
-    return float(value)
-
-
-def _whole(value: object, where: str) -> int:
-    what = "a whole number of 0 or more"
-    if _number(value, where, what) % 1 != 0:
-        raise MalformedError(f"{where} must be {what}, not {value!r:.40}")
-    return int(value)  # type: ignore[call-overload,no-any-return]
+def _number(kind: type[int] | type[float], value: Any, where: str) -> float:
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e300
+    if not usable or (kind is int and value % 1 != 0):
+        what = "a whole number" if kind is int else "a finite number"
+        raise MalformedError(f"{where} must be {what} of 0 or more, not {value!r:.40}")
+    return kind(value)

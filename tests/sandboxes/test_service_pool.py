@@ -19,11 +19,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from service_fakes import FakeSandbox, Running, request_bytes, running
+from starlette.requests import Request
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Program, Sandbox
 from roll_envs.settings import checked_arguments
-from sandboxes.service.messages import BodyBudget
+from sandboxes.service.messages import Bodies
 from sandboxes.service.pool import DrainingError, Pool, QueueFullError
 from sandboxes.service.settings import Settings
 
@@ -82,21 +83,34 @@ def test_the_bodies_of_all_requests_together_are_bounded() -> None:
         small = _in_thread(lambda: service.post("/run_code", QUICK | {"stdin": "x" * 1000}))
         assert first.result().status_code == small.result().status_code == 200
         assert service.post("/run_code", QUICK | {"stdin": "x" * 6000}).status_code == 200
-        assert service.service.body_budget.now_bytes == 0
+        assert service.service.bodies.held_bytes == 0
 
 
 def test_a_body_in_a_hundred_thousand_parts_takes_no_memory_for_each() -> None:
-    budget = BodyBudget(1 << 20)
+    bodies = Bodies(Settings())
+    came = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal came
+        came += 1
+        part = b'{"' if came == 1 else b'":1}' if came == 100_000 else b"x"
+        return {"type": "http.request", "body": part, "more_body": came < 100_000}
+
+    async def story() -> None:
+        headers = [(b"content-type", b"application/json")]
+        request = Request({"type": "http", "method": "POST", "headers": headers}, receive)
+        async with bodies.read(request) as data:
+            assert data == {"x" * 99_998: 1}
+            assert bodies.held_bytes == 100_004
+            # The body, and what was read from it.
+            assert tracemalloc.get_traced_memory()[0] < 400_000
+
     tracemalloc.start()
     try:
-        with budget.reserve() as hold:
-            for _ in range(100_000):
-                hold(1)
-            assert budget.now_bytes == 100_000
-            assert tracemalloc.get_traced_memory()[0] < 100_000
+        asyncio.run(story())
     finally:
         tracemalloc.stop()
-    assert budget.now_bytes == 0
+    assert bodies.held_bytes == 0
 
 
 def test_a_wait_that_is_too_long_is_504() -> None:
