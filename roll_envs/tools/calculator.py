@@ -28,11 +28,12 @@ _MOST_BITS = int(MAX_DIGITS * math.log2(10))
 _MOST_DEPTH = 60
 _CONTEXT = Context(prec=50, Emax=MAX_DIGITS, Emin=-MAX_DIGITS)
 _SHOWN = Context(prec=15)
-_SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "\n": " ", "\t": " "})
+_SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "\n": " ", "\r": " ", "\t": " "})
 _UNREADABLE = re.compile(r"[^\w\s.+*/%^!(),-]|[^\x00-\x7f]")
-_NUMBER = re.compile(r"(?<![\w.])(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?")
-_MARK = "ν"
-"""Stands, in what Python parses, for the n-th number (as the name ``νn``) and for a factorial (as an attribute)."""
+_NUMBER = re.compile(r"(?<![\w.])(?:0[0_]*)?((?:\d(?:_?\d)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)")
+"""A number and zeros before it, which Python refuses."""
+_FACTORIAL = "[0]"
+"""What Python parses for ``!``: brackets cannot stand in an expression otherwise."""
 
 
 class CalculatorError(Exception):
@@ -56,8 +57,8 @@ def calculate(expression: str) -> str:
         raise CalculatorError(f"{odd[0]!r} at character {odd.start()} cannot be read; {hint}")
     try:
         with localcontext(_CONTEXT):
-            return _written(_value(*_parsed(text)))
-    except Overflow:
+            return _written(_value(_parsed(text)))
+    except (Overflow, OverflowError):
         raise _too_large() from None
     except ZeroDivisionError:
         raise CalculatorError("division by zero") from None
@@ -65,26 +66,17 @@ def calculate(expression: str) -> str:
         raise CalculatorError("the result is not a real number") from None
 
 
-def _parsed(text: str) -> tuple[ast.expr, list[str]]:
-    """The tree, in which numbers are names ``ν0``, ``ν1``, ..., and the numbers."""
-    numbers: list[str] = []
-
-    def name(found: re.Match[str]) -> str:
-        exponent = re.split("[eE]", found[0])[1:]
-        if sum(map(str.isdigit, found[0])) > MAX_DIGITS or (exponent and abs(int(exponent[0])) > MAX_DIGITS):
-            raise CalculatorError(f"numbers may have up to {MAX_DIGITS} digits")
-        numbers.append(found[0])
-        return f" {_MARK}{len(numbers) - 1} "
-
-    marked = _NUMBER.sub(name, text).strip().replace("^", "**").replace("!", f" .{_MARK}")
+def _parsed(text: str) -> ast.expr:
+    """The tree, with fractions for its numbers."""
+    # Spaces around numbers: Python warns of words that follow at once, and reads "0x" and "j" as parts of them.
+    source = _NUMBER.sub(r" \1 ", text).strip().replace("^", "**").replace("!", _FACTORIAL)
     try:
-        tree = ast.parse(marked, mode="eval").body
+        tree = ast.parse(source, mode="eval").body
     except (RecursionError, MemoryError):
         raise CalculatorError(f"the expression is nested more than {_MOST_DEPTH} deep") from None
-    except (SyntaxError, ValueError) as error:
-        at = getattr(error, "offset", None) or 0
-        rest = re.sub(rf" ?{_MARK}(\d+)", lambda found: numbers[int(found[1])], marked[max(0, at - 1) : at + 19])
-        if not rest.strip() or text[-1] in "+-*/%^(," or "was never closed" in str(error):
+    except SyntaxError as error:
+        rest = " ".join(source[max(0, (error.offset or 0) - 1) :].split())[:20].replace(_FACTORIAL, "!")
+        if not rest or text[-1] in "+-*/%^(," or "was never closed" in str(error):
             raise CalculatorError(
                 "the expression ends too early; a number or a closing parenthesis is missing"
             ) from None
@@ -92,30 +84,39 @@ def _parsed(text: str) -> tuple[ast.expr, list[str]]:
         if bare:
             raise CalculatorError(f"{bare} is a function; write {bare}(...)") from None
         said = str(error.args[0]).split(".")[0]
-        raise CalculatorError(
-            f"{said} before {rest.replace(f'.{_MARK}', '!')!r}; an operator, a number or the end is missing"
-        ) from None
-    return tree, numbers
+        raise CalculatorError(f"{said} before {rest!r}; an operator, a number or the end is missing") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            # A fraction is none of Python's literals.
+            node.value = _number(source[node.col_offset : node.end_col_offset])  # type: ignore[assignment]
+    return tree
 
 
-def _value(node: ast.expr, numbers: list[str], depth: int = 0) -> Number:
+def _number(written: str) -> Fraction:
+    exponent = written.lower().partition("e")[2]
+    if sum(map(str.isdigit, written)) > MAX_DIGITS or abs(int(exponent or 0)) > MAX_DIGITS:
+        raise CalculatorError(f"numbers may have up to {MAX_DIGITS} digits")
+    # By way of Decimal, since Fraction does not read "5.".
+    return Fraction(Decimal(written))
+
+
+def _value(node: ast.expr, depth: int = 0) -> Number:
     if depth > _MOST_DEPTH:
         raise CalculatorError(f"the expression is nested more than {_MOST_DEPTH} deep")
     pending: list[tuple[type[ast.operator], ast.expr]] = []
     while isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:  # a long sum is not nested
         pending.append((type(node.op), node.right))
         node = node.left
-    value = _operand(node, numbers, depth + 1)
+    value = _operand(node, depth + 1)
     for sign, right in reversed(pending):
-        value = _bounded(_OPERATORS[sign](value, _value(right, numbers, depth + 1)))
+        value = _bounded(_applied(_OPERATORS[sign], value, _value(right, depth + 1)))
     return value
 
 
-def _operand(node: ast.expr, numbers: list[str], depth: int) -> Number:
+def _operand(node: ast.expr, depth: int) -> Number:
     match node:
-        case ast.Name(id=name) if name.startswith(_MARK):
-            # By way of Decimal, since Fraction reads neither "5." nor "1_".
-            return Fraction(Decimal(numbers[int(name.removeprefix(_MARK))]))
+        case ast.Constant(value=Fraction() as number):
+            return number
         case ast.Name(id=name) if name in CONSTANTS:
             return CONSTANTS[name]
         case ast.Name(id=name) if name in FUNCTIONS:
@@ -124,11 +125,11 @@ def _operand(node: ast.expr, numbers: list[str], depth: int) -> Number:
             known = f"there are no variables; constants: {', '.join(CONSTANTS)}"
             raise CalculatorError(f"there is no constant {name[:40]!r}, and {known}")
         case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
-            value = _value(operand, numbers, depth)
+            value = _value(operand, depth)
             return -value if isinstance(sign, ast.USub) else value
-        case ast.Attribute(value=operand, attr=attribute) if attribute == _MARK:
-            return _factorial(_value(operand, numbers, depth))
-        case ast.Call(func=ast.Name(id=name), args=operands, keywords=[]) if not name.startswith(_MARK):
+        case ast.Subscript(value=operand):
+            return _bounded(_factorial(_value(operand, depth)))
+        case ast.Call(func=ast.Name(id=name), args=operands, keywords=[]):
             if name not in FUNCTIONS:
                 known = f"{did_you_mean(name, FUNCTIONS)}; functions: {', '.join(FUNCTIONS)}"
                 raise CalculatorError(f"there is no function {name[:40]!r}{known}")
@@ -136,7 +137,7 @@ def _operand(node: ast.expr, numbers: list[str], depth: int) -> Number:
             if not fewest <= len(operands) <= most:
                 wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
                 raise CalculatorError(f"{name} takes {wanted} arguments, not {len(operands)}")
-            return _bounded(function(*(_value(each, numbers, depth) for each in operands)))
+            return _bounded(function(*(_value(each, depth) for each in operands)))
         case ast.Tuple():
             raise CalculatorError("there is more than one expression; numbers are written without commas")
         case ast.Call():
@@ -159,15 +160,13 @@ def _rounded(value: Number) -> Decimal:
     return value if isinstance(value, Decimal) else Decimal(value.numerator) / Decimal(value.denominator)
 
 
-def _exactly(operation: Callable[[Any, Any], Any]) -> Callable[[Number, Number], Number]:
-    """The operation on fractions, so that ``%`` has the sign that it has in Python; rounded where an operand was."""
-
-    def apply(a: Number, b: Number) -> Number:
-        found = operation(Fraction(a), Fraction(b))
-        exact = isinstance(found, int) or (isinstance(a, Fraction) and isinstance(b, Fraction))
-        return Fraction(found) if exact else _rounded(found)
-
-    return apply
+def _applied(operation: Callable[[Any, Any], Any], a: Number, b: Number) -> Number:
+    """Computed on fractions, so that ``%`` has the sign that it has in Python; rounded where an operand was."""
+    if operation is operator.pow:
+        return _power(a, b)
+    found = operation(Fraction(a), Fraction(b))
+    exact = isinstance(found, int) or (isinstance(a, Fraction) and isinstance(b, Fraction))
+    return Fraction(found) if exact else _rounded(found)
 
 
 def _power(a: Number, b: Number) -> Number:
@@ -177,16 +176,14 @@ def _power(a: Number, b: Number) -> Number:
         if root is not None:
             return _whole_power(root, b.numerator)
     if a < 0:
-        raise CalculatorError("a negative number to a broken power is not a real number")
+        raise CalculatorError("a root or a broken power of a negative number is not a real number")
     if a == 0 and b < 0:  # a Decimal would be infinite
         raise ZeroDivisionError
     return _rounded(a) ** _rounded(b)
 
 
 def _whole_power(a: Fraction, n: int) -> Number:
-    # 0, 1 and -1 keep their size, however large the exponent.
-    if abs(a) in (0, 1):
-        return a ** (n if abs(n) < 2 else (2 if n % 2 == 0 else 1) * (1 if n > 0 else -1))
+    # 0 for 0, 1 and -1, which keep their size, however large the exponent.
     bits = max(a.numerator.bit_length(), a.denominator.bit_length()) - 1
     if bits * abs(n) <= _MOST_BITS:
         return a**n
@@ -211,21 +208,6 @@ def _whole(a: Number, name: str) -> int:
     if a != int(a):
         raise CalculatorError(f"{name} needs a whole number, not {_written(a)}")
     return int(a)
-
-
-def _factorial(a: Number) -> Number:
-    n = _whole(a, "factorial")
-    if n < 0:
-        raise CalculatorError("the factorial of a negative number does not exist")
-    if n > MAX_DIGITS:
-        raise _too_large()
-    return _bounded(Fraction(math.factorial(n)))
-
-
-def _sqrt(a: Number) -> Number:
-    if a < 0:
-        raise CalculatorError("the square root of a negative number is not a real number")
-    return _power(a, Fraction(1, 2))
 
 
 def _log(a: Number, base: Number = Fraction(10)) -> Number:
@@ -255,35 +237,35 @@ def _round(a: Number, digits: Number = Fraction(0)) -> Number:
     return (rounded if shifted >= 0 else -rounded) / Fraction(10) ** places
 
 
-def _counted(function: Callable[[int, int], int], name: str) -> Callable[[Number, Number], Number]:
-    def apply(n: Number, k: Number) -> Number:
-        a, b = _whole(n, name), _whole(k, name)
+def _counted(function: Callable[[int, int], int], name: str) -> Callable[..., Number]:
+    def apply(n: Number, k: Number | None = None) -> Number:
+        a = _whole(n, name)
+        b = a if k is None else _whole(k, name)
         if a < 0 or b < 0:
-            raise CalculatorError(f"{name} needs numbers of 0 or more")
-        # Bounds each result from above: comb(n, k) <= n^k / k!, perm(n, k) <= n^k.
+            raise CalculatorError(f"{name} of a negative number does not exist")
+        # Told before the work is done: comb(n, k) >= (n / k)^k of the smaller k, perm(n, k) >= (n / e)^k.
         small = min(b, a - b) if name == "comb" else b
-        if b <= a and (
-            small > 10 * MAX_DIGITS
-            or small * math.log10(max(a, 1)) - (name == "comb") * math.lgamma(small + 1) / math.log(10) > 2 * MAX_DIGITS
-        ):
+        part = small if name == "comb" else math.e
+        if 0 < small <= a and small * (math.log10(a) - math.log10(part)) > MAX_DIGITS:
             raise _too_large()
         return Fraction(function(a, b))
 
     return apply
 
 
-_OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
-    ast.Add: _exactly(operator.add),
-    ast.Sub: _exactly(operator.sub),
-    ast.Mult: _exactly(operator.mul),
-    ast.Div: _exactly(operator.truediv),
-    ast.FloorDiv: _exactly(operator.floordiv),
-    ast.Mod: _exactly(operator.mod),
-    ast.Pow: _power,
+_factorial = _counted(math.perm, "factorial")
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
 }
 FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
     "abs": (1, 1, abs),
-    "sqrt": (1, 1, _sqrt),
+    "sqrt": (1, 1, lambda a: _power(a, Fraction(1, 2))),
     "exp": (1, 1, lambda a: _rounded(a).exp()),
     "ln": (1, 1, lambda a: _log(a, CONSTANTS["e"])),
     "log": (1, 2, _log),
