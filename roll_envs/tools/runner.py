@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from roll_envs.env_registry import within
 from roll_envs.errors import ConfigError, DeadlineExceededError, EnvironmentFaultError, RollError
 from roll_envs.tools.arguments import call_problem
 from roll_envs.tools.types import BadCall, CallRecord, Tool, ToolBudget, ToolCall, ToolResult, ToolSpec
@@ -100,32 +101,18 @@ class ToolRunner:
 
     def _timed(self, tool: Tool, call: ToolCall, deadline_s: float) -> ToolResult:
         """Call the tool, in a thread of its own unless it is quick, so that a tool that hangs can be abandoned."""
-        outcome: list[ToolResult | BaseException] = []
-
-        def work() -> None:
-            try:
-                outcome.append(tool.call(call.arguments, deadline_s=deadline_s))
-            except KeyboardInterrupt:  # the user's, during a quick tool
-                raise
-            except BaseException as error:  # raised again in the caller's thread
-                outcome.append(error)
-
+        what = f"the tool {call.name!r}"
+        work = functools.partial(tool.call, call.arguments, deadline_s=deadline_s)
         started = self._clock()
-        if tool.quick:
-            work()
-        else:
-            thread = threading.Thread(target=work, name=f"tool {call.name}", daemon=True)
-            thread.start()
+        try:
+            result = work() if tool.quick else within(deadline_s + tool.grace_s, what, work)
+        except (RollError, KeyboardInterrupt) as error:  # the latter is the user's
             # A thread cannot be killed: one that hangs is left behind, and `open` refuses further episodes.
-            thread.join(deadline_s + tool.grace_s)
-        if not outcome:
-            self._hung = call.name
-            raise DeadlineExceededError(f"the tool {call.name!r}", deadline_s + tool.grace_s)
-        result = outcome[0]
-        if isinstance(result, RollError):
-            raise result
-        if isinstance(result, BaseException):
-            raise EnvironmentFaultError(f"tool {call.name!r} raised {type(result).__name__}: {result}") from result
+            if isinstance(error, DeadlineExceededError) and error.waited_for == what:
+                self._hung = call.name
+            raise
+        except BaseException as error:  # code of others
+            raise EnvironmentFaultError(f"tool {call.name!r} raised {type(error).__name__}: {error}") from error
         if not isinstance(result, ToolResult):
             raise EnvironmentFaultError(f"tool {call.name!r} returned a {type(result).__name__}, not a ToolResult")
         return replace(result, seconds=max(0.0, self._clock() - started))
