@@ -9,24 +9,26 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol, SupportsFloat, runtime_checkable
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 import gymnasium
+from pydantic import TypeAdapter
 
 from roll_envs import env_registry as registry
 from roll_envs.env import AnyText, TextEnv
 from roll_envs.errors import ConfigError, check_number, check_whole
 from roll_envs.settings import checked_arguments
-from roll_envs.tools.formats import ToolFormat, find_tool_format
+from roll_envs.tools.formats import find_tool_format
 from roll_envs.tools.registry import make_tools
 from roll_envs.tools.runner import ToolRunner
-from roll_envs.tools.types import BadCall, CallRecord, Tool, ToolBudget, ToolCall, ToolResult, ToolSpec
+from roll_envs.tools.types import BadCall, CallRecord, Tool, ToolBudget, ToolCall, ToolResult
 
 DEFAULT_TOOL_TURNS = 8
 """Turns for calls beside the wrapped environment's own, where ``max_turns`` is not given."""
 
 _SLOT = "\u241f"
 """Stands for text that a model fills in; a symbol that no tool uses in its own texts."""
+_RECORDS = TypeAdapter(list[CallRecord])
 
 
 @runtime_checkable
@@ -43,8 +45,6 @@ class ToolEnv(TextEnv):
     ``info`` has, beside the usual keys, ``tool_calls`` (calls in this answer), ``tool_errors`` (those that failed or
     could not run) and ``tool_seconds`` (what they took, by the clock: the one value that a seed does not fix).
     """
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
 
     def __init__(
         self,
@@ -100,8 +100,17 @@ class ToolEnv(TextEnv):
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """The wrapped environment's words, and the fixed parts of calls and results."""
-        return tuple(dict.fromkeys([*self.env.vocabulary, *_fixed_parts_of_calls(self._format, self.runner.specs)]))
+        """The wrapped environment's words, and the texts around the arguments in a call of each tool, and around a
+        result: a small model reads each as one token. Required text arguments are left open; all others are left out.
+        """
+        words: list[str] = []
+        for spec in self.runner.specs.values():
+            required, properties = (spec.parameters.get(key, {}) for key in ("required", "properties"))
+            texts = [name for name, part in properties.items() if part.get("type") == "string" and name in required]
+            call = ToolCall(name=spec.name, arguments=dict.fromkeys(texts, _SLOT))
+            words += self._format.render([call]).split(_SLOT)
+            words += self._format.show([(call, ToolResult(text=_SLOT))]).split(_SLOT)
+        return tuple(dict.fromkeys([*self.env.vocabulary, *(word for word in words if len(word) > 1)]))
 
     def split_size(self, split: str) -> int | None:
         """The wrapped environment's."""
@@ -122,10 +131,7 @@ class ToolEnv(TextEnv):
             raise gymnasium.error.ResetNeeded("the episode is over, or none has begun: call reset() first")
         calls = self._format.parse(action, self.runner.specs)
         self._turns += 1
-        if calls:
-            reward, terminated, truncated, info = self._run(calls)
-        else:
-            reward, terminated, truncated, info = self._play(action)
+        reward, terminated, truncated, info = self._run(calls) if calls else self._play(action)
         truncated = truncated or (not terminated and self._turns >= self.max_turns)
         self._over, self._success = terminated or truncated, info["success"]
         if self._over:
@@ -198,7 +204,7 @@ class ToolEnv(TextEnv):
         # Until all is restored: if something below raises, no step can be taken.
         self._over = True
         self.env.restore(snapshot["env"])
-        records = [_record(each) for each in snapshot["calls"]]
+        records = _RECORDS.validate_python(snapshot["calls"])
         # An episode that is over makes no more calls, so the state of its tools is not needed.
         if snapshot["over"]:
             self.runner.records = records
@@ -227,24 +233,3 @@ def _make_runner(tools: Sequence[str | Mapping[str, Any] | Tool], budget: ToolBu
             with contextlib.suppress(Exception):
                 each.dispose()
         raise
-
-
-def _record(plain: Mapping[str, Any]) -> CallRecord:
-    given = plain["call"]
-    call = BadCall(reason=given["reason"]) if "reason" in given else ToolCall(**given)
-    return CallRecord(**{**plain, "call": call})
-
-
-def _fixed_parts_of_calls(form: ToolFormat, specs: Mapping[str, ToolSpec]) -> tuple[str, ...]:
-    """Texts around the arguments in a call of each tool, and around a result; a small model reads each as one token.
-
-    Required text arguments are left open; all others are left out.
-    """
-    words: list[str] = []
-    for spec in specs.values():
-        required, properties = (spec.parameters.get(key, {}) for key in ("required", "properties"))
-        texts = [name for name, part in properties.items() if part.get("type") == "string" and name in required]
-        call = ToolCall(name=spec.name, arguments=dict.fromkeys(texts, _SLOT))
-        words += form.render([call]).split(_SLOT)
-        words += form.show([(call, ToolResult(text=_SLOT))]).split(_SLOT)
-    return tuple(dict.fromkeys(word for word in words if len(word) > 1))
