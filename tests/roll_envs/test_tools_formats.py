@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.tools import TOOL_FORMATS, BadCall, ToolCall, ToolResult, ToolSpec, find_tool_format
-from roll_envs.tools.formats.reading import MAX_CALLS, after_thought
+from roll_envs.tools.formats.reading import MAX_CALLS
+from roll_envs.verifiers.extract import after_thinking
 
 ADD = ToolSpec(
     name="add",
@@ -280,10 +281,10 @@ def test_no_more_than_so_many_calls_are_read() -> None:
 
 
 def test_thoughts_are_left_out() -> None:
-    assert after_thought("<think>a</think>b") == "b"
-    assert after_thought("a</think>b") == "b"  # the template opened it in the prompt
-    assert after_thought(" <think>a") == ""
-    assert after_thought("a <think> b") == "a <think> b"
+    assert after_thinking("<think>a</think>b", first=True) == "b"
+    assert after_thinking("a</think>b", first=True) == "b"  # the template opened it in the prompt
+    assert after_thinking(" <think>a", first=True) == ""
+    assert after_thinking("a <think> b", first=True) == "a <think> b"
 
 
 # -- the inverse -------------------------------------------------------------------------------------------------------

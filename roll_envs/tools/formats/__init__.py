@@ -17,8 +17,9 @@ from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.tools.arguments import describe_parameters
 from roll_envs.tools.formats import calls as read_calls
 from roll_envs.tools.formats.forms import FORMS, Form
-from roll_envs.tools.formats.reading import Call, Results, after_thought, dump, limited, tool_list
+from roll_envs.tools.formats.reading import Call, Results, dump, limited, tool_list
 from roll_envs.tools.types import ToolCall, ToolSpec
+from roll_envs.verifiers.extract import after_thinking
 
 __all__ = ["TOOL_FORMATS", "Call", "Results", "ToolFormat", "find_tool_format"]
 
@@ -88,7 +89,8 @@ def _format(name: str, form: Form) -> ToolFormat:
     read = _READERS.get(name, partial(read_calls.marked_calls, form=form))
     listed, about = _LISTS.get(name, tool_list), Template(form.head + form.about + form.tail)
     return ToolFormat(
-        lambda text, specs: limited(read(after_thought(text) if form.thoughts else text, specs)),
+        # A call that is only thought about is not made. The thought may have been opened in the prompt.
+        lambda text, specs: limited(read(after_thinking(text, first=True) if form.thoughts else text, specs)),
         partial(_render, form) if form.call else read_calls.render_pythonic,
         partial(_show, form),
         lambda specs: about.substitute(tools=listed(specs), form=form.form),

@@ -81,7 +81,8 @@ def _raw_call(text: str, at: int, name: str, specs: Mapping[str, ToolSpec], form
             reason = f"the argument {clip(key[1].strip())!r} of {clip(name)!r} is not closed; write {form.form}"
             # What a tag that never closes holds is not read again.
             return [BadCall(reason=reason)], len(text) if ending is None else ending.end()
-        arguments[key[1].strip()] = _value_of(text[key.end() : ending.start()], specs.get(name), key[1].strip())
+        parameters = specs[name].parameters if name in specs else {}
+        arguments[key[1].strip()] = _value_of(text[key.end() : ending.start()], parameters, key[1].strip())
         at = skip_space(text, ending.end())
     if (end := re.compile(form.end).match(text, at)) is None:
         found = clip(text[at : at + 20])
@@ -89,18 +90,17 @@ def _raw_call(text: str, at: int, name: str, specs: Mapping[str, ToolSpec], form
     return [ToolCall(name=name, arguments=arguments)], end.end()
 
 
-def _value_of(raw: str, spec: ToolSpec | None, key: str) -> Any:
-    properties = spec.parameters.get("properties") if spec is not None else None
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
+def _value_of(raw: str, parameters: Mapping[str, Any], key: str) -> Any:
+    schema = parameters.get("properties", {}).get(key)
+    kind = schema.get("type") if isinstance(schema, Mapping) else "string"
     # The templates put one newline on either side of a value.
     text = raw.removeprefix("\n").removesuffix("\n")
-    if not isinstance(schema, Mapping) or kind == "string" or (isinstance(kind, list) and "string" in kind):
+    if "string" in (kind if isinstance(kind, list) else [kind]):
         return text
     # Models write Python's words for these, too.
     read = read_whole_json(_PYTHON_WORDS.get(text.strip(), text))
-    if spec is not None and kind is None and not read.problem:  # the types are in anyOf, a reference, or an enum
-        parameters = {**spec.parameters, "required": []}
+    if kind is None and not read.problem:  # the types are in anyOf, a reference, or an enum
+        parameters = {**parameters, "required": []}
         if not check_arguments({key: text}, parameters) or check_arguments({key: read.value}, parameters):
             return text
     return text if read.problem else read.value
@@ -135,9 +135,9 @@ def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
     if calls := list(_llama_objects(text)):
         yield from calls
         return
-    # Only the end is searched, which keeps the time linear in the text.
-    code = re.sub(r"(?:<\|eom_id\|>|<\|eot_id\|>)\s*\Z", "", text[-200:])
-    code = (text[:-200] + code).strip("\r\n")
+    # Either of the tokens at the end, which are of one length.
+    code = text.rstrip()
+    code = (code[: -len("<|eom_id|>")] if code.endswith(("<|eom_id|>", "<|eot_id|>")) else text).strip("\r\n")
     name = _BUILT_IN.match(code)
     if name is not None and name[1] in specs:
         yield from (replace(call, name=name[1]) if isinstance(call, ToolCall) else call for call in python_calls(code))
@@ -147,18 +147,14 @@ def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
         yield BadCall(reason=f"nothing stands after {_LLAMA_TAG}; write {_LLAMA_FORM} or Python code after it")
 
 
-def _llama_objects(text: str) -> Iterable[Call]:
-    start = skip_space(text, 0)
-    if not text.startswith("{", start):
-        return ()
-    first = read_json(text, start)
-    meant = looks_like_a_call(text, start) if first.problem else has_the_keys_of_a_call(first.value)
-    # Some other JSON is an answer to the task.
-    return _objects(text, start) if meant else ()
-
-
-def _objects(text: str, at: int) -> Iterator[Call]:
-    """JSON objects one after the other, with ``;`` or whitespace between them, up to the end of the text."""
+def _llama_objects(text: str) -> Iterator[Call]:
+    """JSON objects one after the other, with ``;`` or whitespace between them, up to the end of the text; none where
+    the first is no call: some other JSON is an answer to the task."""
+    at = skip_space(text, 0)
+    first = read_json(text, at)
+    meant = looks_like_a_call(text, at) if first.problem else has_the_keys_of_a_call(first.value)
+    if not meant or not text.startswith("{", at):
+        return
     while _ENDS.match(text, at) is None:
         read = read_json(text, at)
         at = skip_space(text, read.end)

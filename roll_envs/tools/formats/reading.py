@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from roll_envs.errors import ConfigError
 from roll_envs.tools.types import BadCall, ToolCall, ToolResult, ToolSpec
-from roll_envs.verifiers.extract import after_thinking
 
 Call = ToolCall | BadCall
 
@@ -33,15 +32,6 @@ class JsonRead(NamedTuple):
     value: Any
     end: int
     problem: str = ""
-
-
-def after_thought(text: str) -> str:
-    """The text after a model's thoughts: after the first ``</think>``; nothing when ``<think>`` is never closed.
-
-    A call that is only thought about is not made. A template may open the thought in the prompt, so that only its end
-    is in the text.
-    """
-    return after_thinking(text, first=True)
 
 
 def skip_space(text: str, start: int) -> int:
