@@ -121,12 +121,12 @@ def _explained(error: jsonschema.ValidationError, schema: Mapping[str, Any]) -> 
     where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
     where = f"argument {where!r}" if path else "the call"
     allowed = f"; arguments: {describe_parameters(schema)}"
-    if error.validator == "required" and isinstance(value, Mapping):
+    if error.validator == "required":
         missing = next(name for name in rule if name not in value)
         return f"argument {missing!r} is missing{allowed}" if not path else f"{where} lacks {missing!r}"
-    if error.validator == "additionalProperties" and rule is False and isinstance(value, Mapping):
-        known = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
-        name = next((name for name in value if name not in known), "")
+    if error.validator == "additionalProperties" and rule is False:
+        known = error.schema.get("properties", {})
+        name = next(name for name in value if name not in known)
         return f"there is no argument {_short(name)}{did_you_mean(name, known)}{allowed if not path else ''}"
     if error.validator in _MISTAKES:
         rules = rule if isinstance(rule, list) else [rule]

@@ -55,7 +55,8 @@ class McpServer:
         for again in (False, True):
             started = time.monotonic()
             try:
-                return self._opened().call(name, arguments, deadline_s=left_s)
+                self._connection = self._connection or McpConnection(self.endpoint, start_s=self.start_s)
+                return self._connection.call(name, arguments, deadline_s=left_s)
             except ServerGoneError as error:
                 left_s -= time.monotonic() - started
                 self.drop()
@@ -67,11 +68,6 @@ class McpServer:
                     said = f"{error} (after {earlier} calls of this episode, whose state is lost)"
                     raise EnvironmentFaultError(said) from error
         raise AssertionError("unreachable")
-
-    def _opened(self) -> McpConnection:
-        if self._connection is None:
-            self._connection = McpConnection(self.endpoint, start_s=self.start_s)
-        return self._connection
 
 
 class McpTool(Tool):

@@ -87,8 +87,7 @@ class McpConnection:
         except Exception as error:  # errors of the protocol, and those of a broken connection, differ by release
             self._need_ping(_why(error))
             raise McpRefusalError(_why(error)) from error
-        plain: dict[str, Any] = result.model_dump(by_alias=True, mode="json")
-        return plain
+        return dict(result.model_dump(by_alias=True, mode="json"))
 
     def close(self) -> None:
         """End the connection, and the server where it is a command; any number of times."""
@@ -151,8 +150,7 @@ class McpConnection:
             page = await self._session.list_tools(params=following)
             plain = page.model_dump(by_alias=True, mode="json")
             found += plain["tools"]
-            cursor = plain.get("nextCursor")
-            if not cursor:
+            if not (cursor := plain.get("nextCursor")):
                 break
         return found
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import bisect
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
 from roll_envs.errors import ConfigError
-from roll_envs.tools.search_index import Document, SearchIndex, load_index, words_of_text
+from roll_envs.tools.search_index import WORD, load_index, words_of_text
 from roll_envs.tools.types import Tool, ToolResult, ToolSpec, object_schema
 
 MAX_QUERY_CHARS = 2000
 """Of a query, the first so many characters are read."""
-_WORD = re.compile(r"[^\W_]+")
 
 
 class SearchTool(Tool):
@@ -38,7 +36,7 @@ class SearchTool(Tool):
         the model what it searches in. Raises :class:`ConfigError` for a corpus or number that cannot be used."""
         if results > most_results:
             raise ConfigError(f"results ({results}) must not be more than most_results ({most_results})")
-        self.index: SearchIndex = load_index(corpus, index)
+        self.index = load_index(corpus, index)
         self._results, self._chars = results, snippet_chars
         how_many = f"How many documents (default {results})."
         self.spec = ToolSpec(
@@ -59,12 +57,12 @@ class SearchTool(Tool):
         found = self.index.search(query, int(arguments.get("k", self._results)))
         if not found:
             return ToolResult(text="No document holds any of these words.")
-        documents = (self.index.document(number) for number, _ in found)
-        return ToolResult(text="\n\n".join(self._entry(place, d, query) for place, d in enumerate(documents, 1)))
-
-    def _entry(self, place: int, document: Document, query: str) -> str:
-        title = f" {document.title}" if document.title else ""
-        return f"{place}. [{document.id}]{title}\n{snippet(document.text, query, self._chars)}"
+        entries = []
+        for place, (number, _) in enumerate(found, 1):
+            document = self.index.document(number)
+            title = f" {document.title}" if document.title else ""
+            entries.append(f"{place}. [{document.id}]{title}\n{snippet(document.text, query, self._chars)}")
+        return ToolResult(text="\n\n".join(entries))
 
 
 def snippet(text: str, query: str, chars: int) -> str:
@@ -73,7 +71,7 @@ def snippet(text: str, query: str, chars: int) -> str:
     if len(flat) <= chars:
         return flat
     wanted = set(words_of_text(query))
-    hits = [(m.start(), w) for m in _WORD.finditer(flat) for w in words_of_text(m.group()) if w in wanted]
+    hits = [(m.start(), w) for m in WORD.finditer(flat) for w in words_of_text(m.group()) if w in wanted]
     places = [place for place, _ in hits]
 
     def words_from(first: int) -> int:

@@ -34,7 +34,7 @@ from roll_envs.errors import ConfigError
 K1, B = 1.2, 0.75
 FORMAT = 1
 
-_WORD = re.compile(r"[^\W_]+")
+WORD = re.compile(r"[^\W_]+")
 _CACHED = 8
 _lock = threading.Lock()
 
@@ -50,7 +50,7 @@ class Document:
 
 def words_of_text(text: str) -> list[str]:
     """The words of a text as they are compared: ``words_of_text("Größe, 2nd") == ["grösse", "2nd"]``."""
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    return WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 class SearchIndex:
@@ -61,11 +61,11 @@ class SearchIndex:
         self.corpus = corpus
         self._places, self._starts = arrays["places"], arrays["starts"]
         self._docs, self._counts = arrays["docs"], arrays["counts"]
-        words = arrays["words"].tobytes().decode().split("\n") if len(arrays["words"]) else []
+        words = arrays["words"].tobytes().decode().split("\n")
         self._terms = {word: number for number, word in enumerate(words)}
         lengths = arrays["lengths"].astype(np.float64)
-        mean = float(lengths.mean()) if len(lengths) and lengths.any() else 1.0
-        self._norms = K1 * (1 - B + B * lengths / mean)
+        # Where no document has a word, the mean is 0.
+        self._norms = K1 * (1 - B + B * lengths / (lengths.mean() or 1.0))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -137,8 +137,8 @@ def build_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     place = 0
     with open(path, "rb") as file:
         for line in file:
-            document = _document(line, len(places), path) if line.strip() else None
-            if document is not None:
+            if line.strip():
+                document = _document(line, len(places), path)
                 words = words_of_text(f"{document.title}\n{document.text}")
                 counts = Counter(words)
                 term_of.extend([numbers.setdefault(word, len(numbers)) for word in counts])
@@ -152,15 +152,13 @@ def build_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     terms = np.array(term_of, dtype=np.int32)
     # Stable: the documents of a word stay in rising order.
     order = np.argsort(terms, kind="stable")
-    starts = np.zeros(len(numbers) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(terms, minlength=len(numbers)), out=starts[1:])
     return {
         "places": np.array(places, dtype=np.int64),
         "lengths": np.array(lengths, dtype=np.int32),
         # One text of all words, since arrays of strings in numpy take the width of the longest for each.
         "words": np.frombuffer("\n".join(numbers).encode(), dtype=np.uint8),
-        "starts": starts,
-        "docs": np.repeat(np.arange(len(sizes), dtype=np.int32), np.array(sizes, dtype=np.int32))[order],
+        "starts": np.searchsorted(terms[order], np.arange(len(numbers) + 1)),
+        "docs": np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)[order],
         "counts": np.array(count_of, dtype=np.int32)[order],
     }
 
@@ -184,7 +182,7 @@ def _read(saved: Path, digest: str) -> dict[str, npt.NDArray[Any]] | None:
         with open(saved, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             if str(file["stamp"]) != f"{FORMAT} {digest}":
                 return None
-            return {name: file[name] for name in ("places", "lengths", "words", "starts", "docs", "counts")}
+            return {name: file[name] for name in file if name != "stamp"}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
