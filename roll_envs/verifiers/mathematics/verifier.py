@@ -6,15 +6,19 @@ be graded: then the answer is at fault. A reference that cannot be graded, or mi
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt
 
 from roll_envs.background import forget_in_children
-from roll_envs.errors import MissingExtraError, check_number, check_whole
+from roll_envs.errors import MissingExtraError
 from roll_envs.recent import Recent
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression, says_words
@@ -30,6 +34,7 @@ _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}(?![\d,]))")
 _REMEMBERED = 20_000
 
 
+@dataclass(kw_only=True, eq=False)
 class MathVerifier:
     r"""1.0 when the final answer equals the reference (a text, a number, or a list of which any will do).
 
@@ -39,22 +44,16 @@ class MathVerifier:
     values. Verdicts are remembered. Raises :class:`MissingExtraError` without math-verify.
     """
 
-    def __init__(
-        self,
-        *,
-        require_boxed: bool = False,
-        deadline_s: float = 3.0,
-        max_chars: int = 2000,
-        workers: int = 2,
-        uses: int = 1000,
-        memory_mb: int = 2048,
-    ) -> None:
-        check_number("deadline_s", deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
-        check_whole("max_chars", max_chars)
+    require_boxed: bool = False
+    deadline_s: Annotated[float, Field(gt=0, le=3600)] = 3.0
+    max_chars: PositiveInt = 2000
+    workers: PositiveInt = 2
+    uses: PositiveInt = 1000
+    memory_mb: PositiveInt = 2048
+
+    def __post_init__(self) -> None:
         if any(importlib.util.find_spec(name) is None for name in ("math_verify", "latex2sympy2_extended")):
             raise MissingExtraError("verifier 'math'", "verifiers")
-        self.require_boxed, self.deadline_s, self.max_chars = bool(require_boxed), float(deadline_s), max_chars
-        self._settings = PoolSettings(module=_MODULE, workers=workers, uses=uses, memory_mb=memory_mb)
         self.forget()
 
     def forget(self) -> None:
@@ -65,19 +64,15 @@ class MathVerifier:
         """Verdicts, and those that are being found, by reference and answer."""
         forget_in_children(self)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The state without locks and processes, which cannot be pickled."""
-        left_out = ("_lock", "_graded", "_checked")
-        return {name: value for name, value in self.__dict__.items() if name not in left_out}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.forget()
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made again from the settings: locks and what waits for a verdict cannot be pickled."""
+        return functools.partial(type(self), **asdict(self)), ()
 
     @property
     def pool(self) -> WorkerPool:
         """The worker processes that grade."""
-        return shared_pool(self._settings)
+        settings = PoolSettings(module=_MODULE, workers=self.workers, uses=self.uses, memory_mb=self.memory_mb)
+        return shared_pool(settings)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         wanted = texts_of(reference)
@@ -113,12 +108,11 @@ class MathVerifier:
             return Score(value=1.0, passed=True)
         if not said:
             return _wrong("no answer")
-        one, other = plain_number(gold), plain_number(said)
-        # With a comma, one of two different texts may be a list: the workers decide.
-        if one is not None and other is not None and (one == other or "," not in gold + said):
-            return Score(value=1.0, passed=True) if one == other else _wrong("another number")
-        if (root := plain_root(gold)) is not None and (said_root := plain_root(said)) is not None:
-            return Score(value=1.0, passed=True) if root == said_root else _wrong("another number")
+        for exact in (plain_number, plain_root):
+            one, other = exact(gold), exact(said)
+            # With a comma, one of two different texts may be a list: the workers decide.
+            if None not in (one, other) and (one == other or "," not in gold + said):
+                return Score(value=1.0, passed=True) if one == other else _wrong("another number")
         return self._remembered(gold, said)
 
     def _remembered(self, gold: str, said: str) -> Verdict:
@@ -145,27 +139,26 @@ class MathVerifier:
     def _grade(self, gold: str, said: str) -> tuple[Verdict, bool]:
         """The verdict of the workers, and whether it would be the same another time."""
         why = self._known(gold)
-        if not why and hopeless(said) and not hopeless(gold):
+        if hopeless(said) and not hopeless(gold):
             # The reference may be at fault all the same.
-            why = self._check(gold) if why is None else why
+            why = self._check(gold)
             if not why:
                 return _wrong("it is too large to be written out", ungraded=True), True
         if why:
             return self._unfit(gold, why)
-        outcome = self._call("compare" if why == "" else "grade", [gold, said])
+        outcome = self._call("grade" if why is None else "compare", [gold, said])
         if outcome.status == "unavailable":
             return Failed(reason=outcome.detail), False
-        if outcome.status == "ok" and not isinstance(outcome.value, str):
-            if why is None:
-                self._checked.keep(gold, "")
-            return Score(value=float(outcome.value), passed=bool(outcome.value)), True
         if outcome.status == "ok":
-            self._checked.keep(gold, outcome.value)
-            return self._unfit(gold, outcome.value)
-        # The answer is at fault, unless the reference alone cannot be graded either.
-        fault = self._check(gold) if why is None else why
-        if fault:
-            return self._unfit(gold, fault)
+            why = outcome.value if isinstance(outcome.value, str) else ""
+            self._checked.keep(gold, why)
+            if not why:
+                return Score(value=float(outcome.value), passed=bool(outcome.value)), True
+        else:
+            # The answer is at fault, unless the reference alone cannot be graded either.
+            why = self._check(gold)
+        if why:
+            return self._unfit(gold, why)
         return _wrong(outcome.detail, ungraded=True), not outcome.hurried
 
     def _unfit(self, gold: str, why: str) -> tuple[Verdict, bool]:
