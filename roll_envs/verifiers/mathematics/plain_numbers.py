@@ -6,59 +6,46 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-_SIGN = r"([+-]?)\s*"
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d*)?", re.ASCII)
 # At most 400 digits, far below the 4300 that int() takes.
-_DECIMAL = re.compile(_SIGN + r"(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})", re.ASCII)
-_RATIO = re.compile(_SIGN + r"(\d{1,400})\s*/\s*(\d{1,400})", re.ASCII)
-_FRACTION = re.compile(_SIGN + r"\\frac\s*\{\s*([+-]?)\s*(\d{1,400})\s*\}\s*\{\s*([+-]?)\s*(\d{1,400})\s*\}", re.ASCII)
+_DECIMAL = re.compile(r"\d{1,400}(?:\.\d{0,400}|\s*/\s*\d{1,400})?|\.\d{1,400}", re.ASCII)
+_FRACTION = re.compile(r"\\frac\s*\{\s*([+-]?)\s*(\d{1,400})\s*\}\s*\{\s*([+-]?)\s*(\d{1,400})\s*\}", re.ASCII)
 # 2\frac{1}{3} or 2 1/3.
 _MIXED = re.compile(
-    _SIGN + r"(\d{1,400})(?:\s*\\frac\s*\{\s*(\d{1,400})\s*\}\s*\{\s*(\d{1,400})\s*\}|\s+(\d{1,400})/(\d{1,400}))",
-    re.ASCII,
+    r"(\d{1,400})(?:\s*\\frac\s*\{\s*(\d{1,400})\s*\}\s*\{\s*(\d{1,400})\s*\}|\s+(\d{1,400})/(\d{1,400}))", re.ASCII
 )
 _POWER = re.compile(
-    _SIGN
-    + r"(?:(\d{1,400}(?:\.\d{1,400})?)\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*(?:\{\s*([+-]?\d{1,3})\s*\}|([+-]?\d))",
+    r"(?:(\d{1,400}(?:\.\d{1,400})?)\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*(?:\{\s*([+-]?\d{1,3})\s*\}|([+-]?\d))",
     re.ASCII,
 )
 # 3, \sqrt{2}, 3\sqrt{2}\pi: whole number, radicand in two forms, pi.
 _FACTOR = r"\s*(\d{1,400})?\s*(?:\\sqrt\s*(?:\{\s*(\d{1,400})\s*\}|(\d)))?\s*(\\pi(?![a-zA-Z]))?\s*"
 _PRODUCT = re.compile(
-    rf"{_SIGN}(?:\\frac\s*\{{(\d{{1,400}})\}}\s*\{{(\d{{1,400}})\}})?{_FACTOR}(?:/\s*(\d{{1,400}}))?", re.ASCII
+    rf"([+-]?)\s*(?:\\frac\s*\{{(?!\s*\}}){_FACTOR}\}}\s*\{{(?!\s*\}}){_FACTOR}\}})?{_FACTOR}(?:/\s*(\d{{1,400}}))?",
+    re.ASCII,
 )
-_QUOTIENT = re.compile(rf"{_SIGN}\\frac\s*\{{{_FACTOR}\}}\s*\{{{_FACTOR}\}}", re.ASCII)
 
 
 def plain_root(text: str) -> tuple[int, Fraction, int] | None:
     """The exact value of a tidied text such as ``-3\\sqrt{2}``, ``\\frac{\\sqrt{3}}{2}`` or ``2\\pi``, as its sign, its
     square without pi, and the power of pi; ``None`` for all others. Equal numbers have equal values and only they."""
-    text = text.strip()
-    if len(text) > 1000:
+    match = _PRODUCT.fullmatch(text.strip()) if len(text) <= 1000 else None
+    if match is None:
         return None
-    if match := _PRODUCT.fullmatch(text):
-        sign, above, below, *factor, over = match.groups()
-        top, bottom = _square(factor), Fraction(int(over or 1) ** 2)
-        if above is not None:
-            # A number behind a fraction may be another factor or a slip.
-            top = None if factor[0] else int(above) ** 2 * (Fraction(1) if top is None else top)
-            bottom *= int(below) ** 2
-        power = int(bool(factor[3]))
-    elif match := _QUOTIENT.fullmatch(text):
-        sign, *factors = match.groups()
-        top, found = _square(factors[:4]), _square(factors[4:])
-        bottom, power = found or Fraction(0), int(bool(factors[3])) - int(bool(factors[7]))
-    else:
+    sign, *factors, over = match.groups()
+    above, below, behind = factors[:4], factors[4:8], factors[8:]
+    top, bottom = _square(above) * _square(behind), _square(below) * int(over or 1) ** 2
+    # A number behind a fraction may be another factor or a slip.
+    if not any(above + behind) or (any(above) and behind[0]) or not bottom:
         return None
-    if top is None or not bottom:
-        return None
+    power = bool(above[3]) + bool(behind[3]) - bool(below[3])
     return (-1 if sign == "-" else 1, top / bottom, power) if top else (0, top, 0)
 
 
-def _square(factor: Sequence[str | None]) -> Fraction | None:
-    """The square of a factor, without its pi; ``None`` of an empty one."""
+def _square(factor: Sequence[str | None]) -> Fraction:
+    """The square of a factor, without its pi."""
     whole, radicand, digit, _ = factor
-    return Fraction(int(whole or 1) ** 2 * int(radicand or digit or 1)) if any(factor) else None
+    return Fraction(int(whole or 1) ** 2 * int(radicand or digit or 1))
 
 
 def grouped(text: str) -> bool:
@@ -69,36 +56,26 @@ def grouped(text: str) -> bool:
 def plain_number(text: str) -> Fraction | None:
     """The exact value of a tidied text that is just a number; ``None`` for all others."""
     text = text.strip()
-    if len(text) > 1000:
+    try:
+        value = _unsigned(re.sub(r"^[+-]\s*", "", text)) if len(text) <= 1000 else None
+    except ZeroDivisionError:
         return None
-    unsigned = text.lstrip("+-").strip()
-    if grouped(unsigned):
+    return -value if value and text[0] == "-" else value
+
+
+def _unsigned(text: str) -> Fraction | None:
+    if grouped(text):
         text = text.replace(",", "").replace(" ", "")
-    if match := _DECIMAL.fullmatch(text):
-        return _signed(match[1], Fraction(match[2].rstrip(".") if match[2] != "." else "0"))
-    if match := _RATIO.fullmatch(text):
-        return _divided(match[1], match[2], match[3])
+    if _DECIMAL.fullmatch(text):
+        return Fraction(re.sub(r"\s", "", text))
     if match := _FRACTION.fullmatch(text):
-        found = _divided(match[1], match[3], match[5])
-        return found if found is None or match[2] == match[4] or "-" not in match[2] + match[4] else -found
+        return Fraction(int(match[1] + match[2]), int(match[3] + match[4]))
     if match := _MIXED.fullmatch(text):
-        above, below = match[3] or match[5], match[4] or match[6]
-        # "2 7/3" is no mixed number.
-        if int(above) < int(below):
-            return _signed(match[1], int(match[2]) + Fraction(int(above), int(below)))
-        return None
+        part = Fraction(int(match[2] or match[4]), int(match[3] or match[5]))
+        return int(match[1]) + part if part < 1 else None  # "2 7/3" is no mixed number
     if match := _POWER.fullmatch(text):
-        exponent = int(match[3] if match[3] is not None else match[4])
-        return _signed(match[1], Fraction(match[2] or "1") * Fraction(10) ** exponent)
+        return Fraction(match[1] or "1") * Fraction(10) ** int(match[2] or match[3])
     return None
-
-
-def _divided(sign: str, above: str, below: str) -> Fraction | None:
-    return None if int(below) == 0 else _signed(sign, Fraction(int(above), int(below)))
-
-
-def _signed(sign: str, value: Fraction) -> Fraction:
-    return -value if sign == "-" else value
 
 
 _NAMES = {

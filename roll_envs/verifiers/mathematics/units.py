@@ -94,7 +94,7 @@ def _table() -> dict[str, tuple[Fraction, dict[str, int]]]:
 
 
 _TABLE = _table()
-_WORD = re.compile(r"°[CF]|[A-Za-zµΩ°¢€£¥₹¤]+|\^\s*\{?\s*([+-]?\d)\s*\}?|[/*]|\\cdot|\\times|[()]")
+_WORD = re.compile(r"°[CF]|[A-Za-zµΩ°¢€£¥₹¤]+|\^\s*\{?\s*([+-]?\d)\s*\}?|[/*()]|\\cdot|\\times|(\S)")
 _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([A-Za-z]{1,12})")
 _COMPOUND = re.compile(rf"(?:\s*{_PART.pattern}\b\.?(?:,|\s+and\b)?){{2,4}}\s*")
 _ORDER = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
@@ -108,23 +108,17 @@ def is_unit_word(word: str) -> bool:
 
 def read_unit(text: str) -> Unit:
     """``read_unit("square centimeters")`` is ``Unit(factor=1/10000, powers=(("m", 2),))``."""
-    text = " ".join(text.replace(".", " ").split())
     factor, powers = Fraction(1), Counter[str]()
-    sign, order, at = 1, 1, 0
+    sign = order = 1
     last: tuple[Fraction, dict[str, int]] | None = None
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
-            continue
-        match = _WORD.match(text, at)
-        if match is None:
+    for match in _WORD.finditer(text.replace(".", " ")):
+        token = match.group()
+        if match[2]:
             return _words(text)
-        token, at = match.group(), match.end()
-        if match[1] is not None or token in ("squared", "cubed"):
-            exponent = int(match[1]) if match[1] is not None else _ORDER[token]
-            if last is None or abs(exponent) > 9:
+        if match[1] or token in ("squared", "cubed"):
+            if last is None:
                 return _words(text)
-            factor, last = _times(factor, powers, last, sign * (exponent - 1)), None
+            factor, last = _times(factor, powers, last, sign * (int(match[1] or _ORDER[token]) - 1)), None
         elif token in _ORDER:
             order = _ORDER[token]
         elif token in ("/", "per"):
