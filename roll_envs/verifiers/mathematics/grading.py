@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -14,10 +15,9 @@ from roll_envs.verifiers.mathematics import symbols
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number
 from roll_envs.verifiers.mathematics.regions import region_of, same_inequality
 from roll_envs.verifiers.mathematics.structure import (
-    Brackets,
     Equation,
     Expression,
-    Items,
+    Group,
     Matrix,
     Node,
     Region,
@@ -78,23 +78,16 @@ def check(reference: str) -> str:
 def _evaluate(node: Node) -> None:
     """Evaluate a reference as a comparison would, to find out in advance whether that fails or takes too long."""
     if isinstance(node, Expression):
-        _value_of(node.text)
+        with contextlib.suppress(symbols.Unparsed):
+            symbols.probe(symbols.parse(node.text))
     elif isinstance(node, Region):
         region_of(node)
     elif isinstance(node, Equation):
-        for side in node.sides[:-1]:
-            _value_of(side)
-        _evaluate(node.right)
-    elif isinstance(node, Items | Brackets | Matrix):
-        for item in node.items:
-            _evaluate(item)
-
-
-def _value_of(text: str) -> None:
-    try:
-        symbols.probe(symbols.parse(text))
-    except symbols.Unparsed:
-        return
+        for part in (*(Expression(text=side) for side in node.sides[:-1]), node.right):
+            _evaluate(part)
+    elif isinstance(node, Group | Matrix):
+        for part in node.items:
+            _evaluate(part)
 
 
 def compare(reference: str, answer: str) -> bool:
@@ -122,16 +115,19 @@ def same(gold: Node, said: Node) -> bool:
         return _same_with_equation(gold, said)
     if isinstance(gold, Region) or isinstance(said, Region):
         return _same_region(gold, said)
-    if type(gold) is type(said):
-        return _SAME[type(gold)](gold, said)
-    if isinstance(gold, Brackets | Items) and isinstance(said, Brackets | Items):
-        return _is_point(gold) and _is_point(said) and _in_order(gold.items, said.items)
-    if isinstance(gold, Items) and isinstance(said, Expression):
-        return gold.braces and len(gold.items) == 1 and same(gold.items[0], said)
-    if isinstance(gold, Expression) and isinstance(said, Items):
+    if isinstance(gold, Expression) and isinstance(said, Expression):
+        return _same_expression(gold, said)
+    if isinstance(gold, Group) and isinstance(said, Group):
+        return _same_groups(gold, said)
+    if isinstance(gold, Matrix) and isinstance(said, Matrix):
+        return [*map(len, gold.rows)] == [*map(len, said.rows)] and _in_order(gold.items, said.items)
+    if isinstance(gold, Group) and isinstance(said, Expression):
+        return gold.brackets == "{}" and len(gold.items) == 1 and same(gold.items[0], said)
+    if isinstance(gold, Expression) and isinstance(said, Group):
         # "3/2, or 1.5 hours": each has the value.
-        return (len(said.items) == 1 if said.braces else said.either) and all(same(gold, one) for one in said.items)
-    if isinstance(gold, Matrix | Brackets) and isinstance(said, Matrix | Brackets):
+        one_value = said.either or (said.brackets == "{}" and len(said.items) == 1)
+        return one_value and all(same(gold, one) for one in said.items)
+    if isinstance(gold, Matrix | Group) and isinstance(said, Matrix | Group):
         return _is_vector(gold) and _is_vector(said) and _in_order(gold.items, said.items)
     if isinstance(gold, Matrix | Expression) and isinstance(said, Matrix | Expression):
         return symbols.equal(_algebra(gold), _algebra(said))
@@ -166,11 +162,10 @@ def _spelled(node: Node) -> str:
 
 
 def _same_expression(gold: Expression, said: Expression) -> bool:
-    if (gold.maybe_variable or said.maybe_variable) and (
-        gold.unit is None or said.unit is None or (gold.maybe_variable and said.maybe_variable)
-    ):
+    for one, other in ((gold, said), (said, gold)):
         # A letter that may be a variable is a unit only where the other side names one.
-        return False
+        if one.maybe_variable and (other.unit is None or other.maybe_variable):
+            return False
     units = (gold.unit, said.unit)
     if _DEGREE in units and (_RADIAN in units or None in units):
         angle, other = (gold, said) if gold.unit == _DEGREE else (said, gold)
@@ -189,18 +184,15 @@ def _same_expression(gold: Expression, said: Expression) -> bool:
 
 
 def _same_quantity(gold: Expression, said: Expression, one: Unit, other: Unit) -> bool:
-    if one.words or other.words:
-        words, said_words = one.words.split(), other.words.split()
-        alike = bool(words and said_words) and (set(words) <= set(said_words) or set(said_words) <= set(words))
-        return (alike or _DIMENSIONLESS in (one, other)) and _same_value(gold.text, said.text)
-    if _DIMENSIONLESS in (one, other):
-        return _same_value(gold.text, said.text)
-    if one.powers != other.powers:
-        return False
-    ratio = other.factor / one.factor
-    if ratio == 1:
-        return _same_value(gold.text, said.text)
-    return _same_value(gold.text, rf"({said.text})\cdot\frac{{{ratio.numerator}}}{{{ratio.denominator}}}")
+    text = said.text
+    if _DIMENSIONLESS not in (one, other):
+        words, said_words = set(one.words.split()), set(other.words.split())
+        alike = words <= said_words or said_words <= words
+        if one.powers != other.powers or bool(words) != bool(said_words) or not alike:
+            return False
+        ratio = other.factor / one.factor
+        text = text if ratio == 1 else rf"({text})\cdot\frac{{{ratio.numerator}}}{{{ratio.denominator}}}"
+    return _same_value(gold.text, text)
 
 
 def _same_value(one: str, other: str) -> bool:
@@ -209,10 +201,10 @@ def _same_value(one: str, other: str) -> bool:
     a, b = plain_number(one), plain_number(other)
     if a is not None and b is not None:
         return a == b
-    based = [symbols.BASED.fullmatch(text) for text in (one, other)]
-    if (with_base := based[0] or based[1]) and None in based and re.fullmatch("[0-9A-F]+", other if based[0] else one):
+    for text, bare in ((one, other), (other, one)):
         # The base may be left out where the question names it.
-        return with_base[1] == (other if based[0] else one)
+        if (based := symbols.BASED.fullmatch(text)) and re.fullmatch("[0-9A-F]+", bare):
+            return based[1] == bare
     try:
         if symbols.equal(_parsed(one, a), _parsed(other, b)):
             return True
@@ -244,9 +236,14 @@ def _algebra(node: Matrix | Expression) -> Any:
 # -- several -----------------------------------------------------------------------------------------------------------
 
 
-def _same_items(gold: Items, said: Items) -> bool:
+def _same_groups(gold: Group, said: Group) -> bool:
+    """Points and intervals entry by entry; sets and lists without brackets in any order."""
+    kinds = {gold.brackets, said.brackets}
+    if not kinds <= {"", "{}"}:
+        # A list without brackets may be a point.
+        return (len(kinds) == 1 or kinds == {"", "()"}) and _in_order(gold.items, said.items)
     wanted, given = list(gold.items), list(said.items)
-    if gold.braces and said.braces:
+    if kinds == {"{}"}:
         # In a set an element counts once.
         wanted, given = _distinct(wanted), _distinct(given)
     if len(wanted) != len(given):
@@ -280,20 +277,10 @@ def _in_order(gold: Sequence[Node], said: Sequence[Node]) -> bool:
     return len(gold) == len(said) and all(same(a, b) for a, b in zip(gold, said, strict=True))
 
 
-def _same_brackets(gold: Brackets, said: Brackets) -> bool:
-    return (gold.left, gold.right) == (said.left, said.right) and _in_order(gold.items, said.items)
-
-
-def _same_matrix(gold: Matrix, said: Matrix) -> bool:
-    return len(gold.rows) == len(said.rows) and all(_in_order(a, b) for a, b in zip(gold.rows, said.rows, strict=True))
-
-
-def _is_point(node: Brackets | Items) -> bool:
-    return not node.braces if isinstance(node, Items) else (node.left, node.right) == ("(", ")")
-
-
-def _is_vector(node: Matrix | Brackets) -> bool:
-    return isinstance(node, Brackets) or len(node.rows) == 1 or all(len(row) == 1 for row in node.rows)
+def _is_vector(node: Matrix | Group) -> bool:
+    if isinstance(node, Group):
+        return node.brackets not in ("", "{}")
+    return len(node.rows) == 1 or all(len(row) == 1 for row in node.rows)
 
 
 # -- equations and regions ---------------------------------------------------------------------------------------------
@@ -365,12 +352,5 @@ def _same_region(gold: Node, said: Node) -> bool:
         return False
     return bool(one.set == other.set or sympy.SymmetricDifference(one.set, other.set).is_empty)
 
-
-_SAME: dict[type[Any], Callable[[Any, Any], bool]] = {
-    Expression: _same_expression,
-    Items: _same_items,
-    Brackets: _same_brackets,
-    Matrix: _same_matrix,
-}
 
 TASKS: dict[str, Callable[..., Any]] = {"check": check, "compare": compare, "grade": grade}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from sympy.solvers.inequalities import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -12,7 +11,7 @@ from sympy.solvers.inequalities import (  # type: ignore[import-untyped,import-n
 )
 
 from roll_envs.verifiers.mathematics import symbols
-from roll_envs.verifiers.mathematics.structure import Brackets, Expression, Items, Node, Region, read, split
+from roll_envs.verifiers.mathematics.structure import Expression, Group, Node, Region, read, split
 
 _SIGN = re.compile(r"([<>≤≥≠=])")
 _RELATIONS: dict[str, Any] = {
@@ -26,33 +25,38 @@ _RELATIONS: dict[str, Any] = {
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RealSet:
+class RealSet(NamedTuple):
     """A subset of the real line, and the variable that was named for it."""
 
     set: Any
-    variable: str
+    variable: str = ""
 
 
 def region_of(node: Node) -> RealSet | None:
     """The subset of the real line that a node describes; ``None`` when it describes none."""
     try:
-        if isinstance(node, Region):
-            return _inequalities(node) if node.kind == "inequalities" else _sets(node)
-        found = _piece(node)
+        return _described(node)
     except (symbols.Unparsed, TypeError, NotImplementedError, ValueError):
         return None
-    return None if found is None else RealSet(set=found, variable="")
 
 
-def _sets(region: Region) -> RealSet | None:
-    pieces = [_named(text) for text in region.pieces]
-    if None in pieces:
-        return None
-    found = pieces[0]
-    for operator, piece in zip(region.operators, pieces[1:], strict=True):
+def _described(node: Node) -> RealSet:
+    """What :func:`region_of` gives. Raises what it catches, such as ValueError for a node that is no set of numbers."""
+    if isinstance(node, Region):
+        return _inequalities(node) if node.kind == "inequalities" else _sets(node)
+    if isinstance(node, Group) and node.brackets == "{}":
+        return RealSet(sympy.FiniteSet(*map(_number, node.items)))
+    if isinstance(node, Group) and node.brackets and len(node.items) == 2:
+        start, end = map(_number, node.items)
+        return RealSet(sympy.Interval(start, end, node.brackets[0] == "(", node.brackets[1] == ")"))
+    raise ValueError("neither an interval nor a set")
+
+
+def _sets(region: Region) -> RealSet:
+    found, *others = map(_named, region.pieces)
+    for operator, piece in zip(region.operators, others, strict=True):
         found = {"∪": sympy.Union, "∩": sympy.Intersection, "∖": sympy.Complement}[operator](found, piece)
-    return RealSet(set=found, variable=region.variable)
+    return RealSet(found, region.variable)
 
 
 def _named(text: str) -> Any:
@@ -61,62 +65,39 @@ def _named(text: str) -> Any:
     if text == "∅":
         return sympy.S.EmptySet
     if text.startswith("(") and split(text[1:-1], "∪∩∖")[1:]:
-        inner = region_of(read(text[1:-1])[0])
-        return inner.set if inner is not None else None
-    readings = read(text)
-    return _piece(readings[0]) if readings else None
-
-
-def _piece(node: Node) -> Any:
-    if isinstance(node, Region):
-        inner = region_of(node)
-        return inner.set if inner is not None else None
-    if isinstance(node, Brackets) and len(node.items) == 2 and all(isinstance(e, Expression) for e in node.items):
-        start, end = (_number(e) for e in node.items)
-        if start is None or end is None:
-            return None
-        return sympy.Interval(start, end, node.left == "(", node.right == ")")
-    if isinstance(node, Items) and node.braces:
-        numbers = [_number(e) for e in node.items]
-        return None if None in numbers else sympy.FiniteSet(*numbers)
-    return None
+        text = text[1:-1]
+    (node, *_) = read(text)
+    return _described(node).set
 
 
 def _number(node: Node) -> Any:
-    if not isinstance(node, Expression) or node.unit is not None:
-        return None
-    value = symbols.parse(node.text.lstrip("+")).doit()
-    return value if value.is_extended_real and not value.free_symbols else None
+    if isinstance(node, Expression) and node.unit is None:
+        value = symbols.parse(node.text.lstrip("+")).doit()
+        if value.is_extended_real and not value.free_symbols:
+            return value
+    raise ValueError("no real number")
 
 
-def _inequalities(region: Region) -> RealSet | None:
+def _inequalities(region: Region) -> RealSet:
     chains = [_chain(text) for text in region.pieces]
-    variables = {chain and chain[0] for chain in chains}
-    if None in variables or len(variables) > 1:
-        return None
-    (variable,), (found, *others) = variables, (chain[1] for chain in chains if chain is not None)
+    (variable,) = {name for name, _ in chains}
+    found, *others = (solved for _, solved in chains)
     for operator, piece in zip(region.operators, others, strict=True):
         # A comma means "and" where the intersection is not empty, else "or".
         either = operator == "∨" or (operator == "," and sympy.Intersection(found, piece).is_empty)
         found = (sympy.Union if either else sympy.Intersection)(found, piece)
-    return RealSet(set=found, variable=str(variable))
+    return RealSet(found, variable)
 
 
-def _chain(text: str) -> tuple[Any, Any] | None:
-    """``1 < x ≤ 2`` as its variable and its set."""
+def _chain(text: str) -> tuple[str, Any]:
+    """``1 < x ≤ 2`` as its variable and its set. Raises ValueError unless there is one variable."""
     tokens = _SIGN.split(text)
-    # Two to five sides.
-    if len(tokens) < 3 or len(tokens) > 9:
-        return None
+    if not 3 <= len(tokens) <= 9:
+        raise ValueError("not two to five sides")
     sides, signs = [symbols.parse(t.strip()).doit() for t in tokens[::2]], tokens[1::2]
-    names = set().union(*(side.free_symbols for side in sides))
-    if len(names) != 1:
-        return None
-    (name,) = names
-    found: Any = sympy.S.Reals
-    for left, sign, right in zip(sides, signs, sides[1:], strict=False):
-        found = sympy.Intersection(found, _solved(left, sign, right, name))
-    return sympy.Symbol(name.name), found
+    (name,) = set().union(*(side.free_symbols for side in sides))
+    solved = (_solved(left, sign, right, name) for left, sign, right in zip(sides, signs, sides[1:], strict=False))
+    return name.name, sympy.Intersection(*solved)
 
 
 def _solved(left: Any, sign: str, right: Any, name: Any) -> Any:
@@ -141,10 +122,10 @@ def _solved(left: Any, sign: str, right: Any, name: Any) -> Any:
 
 def same_inequality(gold: Region, said: Region) -> bool | None:
     """Whether one inequality in several variables is a positive multiple of the other; ``None`` for other regions."""
-    first, second = _difference(gold), _difference(said)
-    if first is None or second is None:
+    try:
+        (one, sign), (other, other_sign) = _difference(gold), _difference(said)
+    except (symbols.Unparsed, TypeError, ValueError):
         return None
-    (one, sign), (other, other_sign) = first, second
     if len(one.free_symbols) < 2 and len(other.free_symbols) < 2:
         return None
     if one.free_symbols != other.free_symbols or sign != other_sign:
@@ -155,15 +136,12 @@ def same_inequality(gold: Region, said: Region) -> bool | None:
     return bool(ratio.is_positive) if sign != "≠" else ratio.is_zero is False
 
 
-def _difference(region: Region) -> tuple[Any, str] | None:
-    """Difference of the sides of a single inequality, turned so that the relation is > or ≥ (or ≠, =)."""
-    if region.kind != "inequalities" or len(region.pieces) != 1:
-        return None
-    tokens = _SIGN.split(region.pieces[0])
-    if len(tokens) != 3:
-        return None
-    try:
-        left, right = (symbols.parse(t.strip()) for t in tokens[::2])
-        return (right - left, _FLIPPED[tokens[1]]) if tokens[1] in "<≤" else (left - right, tokens[1])
-    except (symbols.Unparsed, TypeError):
-        return None
+def _difference(region: Region) -> tuple[Any, str]:
+    """Difference of the sides of a single inequality, turned so that the relation is > or ≥ (or ≠, =).
+
+    Raises ValueError for other regions.
+    """
+    (piece,) = region.pieces
+    one, sign, other = _SIGN.split(piece)
+    left, right = symbols.parse(one.strip()), symbols.parse(other.strip())
+    return (right - left, _FLIPPED[sign]) if sign in "<≤" else (left - right, sign)

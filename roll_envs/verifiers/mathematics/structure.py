@@ -6,6 +6,7 @@ Time grows with the length of the text times its nesting depth, and both are lim
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,22 +41,14 @@ class Words:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Items:
-    """Several answers: a set in braces, or a list without brackets."""
+class Group:
+    """Several answers: a point or an interval such as ``(1, 2]``, a set in braces, or a list without brackets."""
 
+    brackets: str
+    """``"(]"``, ``"{}"``, ... or nothing; ``"::"`` of a ratio."""
     items: tuple[Node, ...]
-    braces: bool
     either: bool = False
     """They are joined by "or"."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Brackets:
-    """A point or an interval: ``(1, 2]``."""
-
-    left: str
-    right: str
-    items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +79,7 @@ class Matrix:
         return tuple(cell for row in self.rows for cell in row)
 
 
-Node = Expression | Words | Items | Brackets | Region | Equation | Matrix
+Node = Expression | Words | Group | Region | Equation | Matrix
 
 _OPEN, _CLOSE = "([{⦃", ")]}⦄"
 _MATRIX = re.compile(
@@ -96,9 +89,9 @@ _MATRIX = re.compile(
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _JOIN = re.compile(r"\\text\s*\{\s*(?:,\s*)?(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])")
 _COMPARISON = re.compile(r"[<>≤≥≠]")
+# What stands in {x ∈ ℝ | x > 3}.
+_BUILT = re.compile(r"(?s)\s*(?:[A-Za-z]|\\[a-z]+)\s*(?:(?:∈[^|]*)?\||(?:∈[^:]*)?:)(.*[<>≤≥≠].*)")
 _MEMBER = re.compile(r"([A-Za-z]\w*|\\[a-z]+)\s*∈\s*")
-# The French notation ]0, 1[ of an open interval.
-_REVERSED_BRACKETS = re.compile(r"([\]\[(])([^\[\]()]*[,;][^\[\]()]*)([\[\])])")
 _COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NO_UNIT = frozenset(
     "or and plus minus times divided over half halves third thirds quarter quarters squared cubed root mod modulo to "
@@ -137,6 +130,9 @@ _CONDITIONS = (
     (r"^[^=]*=\s*(?=⦃?\s*\\begin\{(?:d?cases|array)\})", ""),
     (r"⦃\s*\\begin\{array\}\{[lcr ]*\}((?s:.*))\\end\{array\}", r"\\begin{cases}\1\\end{cases}"),
     (r"&\s*,?\s*(?:\\text\s*\{\s*(?:if|for|when)\s*\}|(?:if|for|when)\b)", "&"),
+    # The French notation ]0, 1[ of an open interval.
+    (r"^\]([^\[\](),;]+[,;][^\[\](),;]+[\[\])])$", r"(\1"),
+    (r"^([\[(][^\[\](),;]+[,;][^\[\](),;]+)\[$", r"\1)"),
     # "x = y = z = 1" is a point.
     (r"^([a-z])\s*=\s*([a-z])\s*=\s*([a-z])\s*=\s*([^=]+)$", r"(\1,\2,\3)=(\4,\4,\4)"),
     # One congruence for each of two residues.
@@ -147,7 +143,7 @@ _CONDITIONS = (
     # In a function, "x ∈ ℝ" says no more.
     (r"^(.*\(([a-z])\)\s*=[^,;]*?)[\s,;]*\2\s*∈.*$", r"\1"),
 )
-"""Patterns of conditions and how the readers below find them, in order."""
+"""Patterns of conditions and of other notations, and how the readers below find them, in order."""
 _RESIDUE = re.compile(
     r"(?:\s*[A-Za-z]\w*\s*(?:\\equiv|=)|[^A-Za-z]*\\equiv)?\s*(-?\d{1,99})"
     r"\s*\(?\s*(?:\\text\s*\{\s*)?\\?b?mod\s*\}?\s*\{?\s*(\d{1,99})\s*\}?\s*\)?"
@@ -202,11 +198,21 @@ def first(text: str, depth: int) -> Node:
     return found[0]
 
 
+def _depths(text: str) -> list[int]:
+    """How many brackets are open behind each letter. Any kind closes any, as in ``[0, 1)``."""
+    return [*itertools.accumulate((letter in _OPEN) - (letter in _CLOSE) for letter in text)]
+
+
+def _in_brackets(text: str, kinds: str) -> bool:
+    """Whether one pair of brackets, which opens with one of ``kinds``, stands around the whole text."""
+    *within, behind = _depths(text)
+    return text[0] in kinds and all(within) and not behind
+
+
 def cut(text: str, separators: str) -> tuple[list[str], tuple[str, ...]]:
     """The parts of a text between separators that are not inside brackets, stripped, and those separators."""
-    parts, found, depth, start = [], [], 0, 0
-    for i, letter in enumerate(text):
-        depth += (letter in _OPEN) - (letter in _CLOSE)
+    parts, found, start = [], [], 0
+    for i, (letter, depth) in enumerate(zip(text, _depths(text), strict=True)):
         if letter in separators and depth == 0:
             parts.append(text[start:i].strip())
             found.append(letter)
@@ -241,8 +247,7 @@ def _as_words(text: str) -> Words | None:
     words = re.findall(r"[A-Za-z'-]+", text.casefold())
     if _FUNCTION_WORDS & set(words) or _JOIN.search(text):
         return None
-    long = [w for w in words if len(w) > 3 or w in _YES_NO]
-    return Words(text=text) if long and (len(words) == len(long) or len(words) > 1) else None
+    return Words(text=text) if any(len(word) > 3 or word in _YES_NO for word in words) else None
 
 
 def _residue(text: str, depth: int) -> list[Node]:
@@ -268,7 +273,7 @@ def _matrix(text: str, depth: int) -> list[Node]:
 
 def _single_group(text: str, depth: int) -> list[Node]:
     """The content of brackets around the whole text, such as ``{x}`` or ``(x+1)``; sets, also with several elements."""
-    if text[0] not in "{([⦃" or _closing_bracket(text) != len(text) - 1:
+    if not _in_brackets(text, "{([⦃"):
         return []
     inner = text[1:-1].strip()
     several = len(split(inner)) > 1
@@ -278,13 +283,9 @@ def _single_group(text: str, depth: int) -> list[Node]:
 
 
 def _set(inner: str, depth: int) -> list[Node]:
-    for bar in ("|", ":"):
-        variable, found, condition = inner.partition(bar)
-        member = _MEMBER.match(variable.strip() + " ")
-        name = member[1] if member else variable.strip()
-        if found and re.fullmatch(r"[A-Za-z]|\\[a-z]+", name) and _COMPARISON.search(condition):
-            return [node for node in read(condition, depth + 1) if isinstance(node, Region)]
-    return [Items(items=_flat(_each(_filled(inner), depth)).items, braces=True)]
+    if built := _BUILT.fullmatch(inner):
+        return [node for node in read(built[1], depth + 1) if isinstance(node, Region)]
+    return [Group(brackets="{}", items=_flat(_each(_filled(inner), depth)).items)]
 
 
 def _region(text: str, depth: int) -> list[Node]:
@@ -322,7 +323,7 @@ def _several(text: str, depth: int) -> list[Node]:
     number = re.split(r"[^\d,. ]", bare, maxsplit=1)[0].strip()
     # "1,234" is one number; where nothing follows it, it may be a list of two as well.
     if grouped(number) and len(split(joined.replace(number, "0", 1))) == 1:
-        spaced = [Items(items=_each(parts, depth), braces=False)] if number == bare and "." not in number else []
+        spaced = [Group(brackets="", items=_each(parts, depth))] if number == bare and "." not in number else []
         return [*_expressions(text), *spaced]
     if any(part in ("...", r"\ldots", r"\dots", r"\cdots") for part in parts):
         return _expressions(text)
@@ -331,13 +332,13 @@ def _several(text: str, depth: int) -> list[Node]:
     return [_flat((node for part in parts for node in read(part, depth + 1)[:1]), either)]
 
 
-def _flat(nodes: Iterable[Node], either: bool = False) -> Items:
+def _flat(nodes: Iterable[Node], either: bool = False) -> Group:
     """A list, with the items of the lists in it."""
-    inner = (node.items if isinstance(node, Items) and not node.braces else (node,) for node in nodes)
+    inner = (node.items if isinstance(node, Group) and not node.brackets else (node,) for node in nodes)
     items = tuple(node for each in inner for node in each)
     if len(items) > MAX_ITEMS:
         raise Unreadable(f"a list of more than {MAX_ITEMS} items")
-    return Items(items=items, braces=False, either=either)
+    return Group(brackets="", items=items, either=either)
 
 
 def _both_signs(text: str, depth: int) -> list[Node]:
@@ -348,29 +349,13 @@ def _both_signs(text: str, depth: int) -> list[Node]:
 
 
 def _brackets(text: str, depth: int) -> list[Node]:
-    reversed_brackets = _REVERSED_BRACKETS.fullmatch(text)
-    if reversed_brackets is not None and (text[0] == "]" or text[-1] == "["):
-        parts = _filled(reversed_brackets[2])
-        if len(parts) == 2:
-            left, right = {"]": "("}.get(text[0], text[0]), {"[": ")"}.get(text[-1], text[-1])
-            return [Brackets(left=left, right=right, items=_each(parts, depth))]
-    if text[0] not in "([" or _closing_bracket(text) != len(text) - 1:
+    if not _in_brackets(text, "(["):
         return []
     items = _each(_filled(text[1:-1]), depth)
-    rows = [item.items for item in items if isinstance(item, Brackets) and (item.left, item.right) == ("[", "]")]
+    rows = [item.items for item in items if isinstance(item, Group) and item.brackets == "[]"]
     if len(rows) == len(items) > 1 and text[0] == "[":
         return [Matrix(rows=tuple(rows))]  # [[1, 2], [3, 4]]
-    return [Brackets(left=text[0], right=text[-1], items=items)] if items else []
-
-
-def _closing_bracket(text: str) -> int:
-    """Index of the bracket that closes the first one; -1 when none does. Any kind closes any, as in ``[0, 1)``."""
-    depth = 0
-    for i, letter in enumerate(text):
-        depth += (letter in _OPEN) - (letter in _CLOSE)
-        if depth == 0:
-            return i
-    return -1
+    return [Group(brackets=text[0] + text[-1], items=items)] if items else []
 
 
 def _equation(text: str, depth: int) -> list[Node]:
@@ -387,26 +372,19 @@ def _ratio(text: str, depth: int) -> list[Node]:
     if len(parts) < 3 or not all(parts):
         return []
     shares = [Expression(text=rf"\frac{{{part}}}{{{parts[0]}}}") for part in parts[1:]]
-    return [Brackets(left=":", right=":", items=tuple(shares))]
+    return [Group(brackets="::", items=tuple(shares))]
 
 
 def _expressions(text: str) -> list[Node]:
     """The expression, with what follows it as its unit; where a letter may be unit or variable, both readings."""
-    if text.endswith("%") or re.search(r"(?:\\text\s*\{\s*percent\s*\}|\bpercent)\s*$", text):
-        head = re.sub(r"(?:%|\\text\s*\{\s*percent\s*\}|percent)\s*$", "", text).strip()
-        if head:
-            return [Expression(text=head, percent=True)]
-    if text[0] in _MONEY or (text[0] in "+-" and text[1:2] and text[1] in _MONEY):
-        sign = text[0] if text[0] in "+-" else ""
-        money = text[len(sign)]
-        head, unit, _ = _cut_unit(text[len(sign) + 1 :].strip())
-        return [Expression(text=sign + head, unit=read_unit(money) if unit is None or not unit.words else unit)]
+    if share := re.fullmatch(r"(?s)(.*\S)\s*(?:%|\\text\s*\{\s*percent\s*\}|\bpercent)\s*", text):
+        return [Expression(text=share[1], percent=True)]
+    if money := re.fullmatch(rf"(?s)([+-]?)([{_MONEY}])\s*(.*)", text):
+        head, unit, _ = _cut_unit(money[3])
+        return [Expression(text=money[1] + head, unit=unit if unit and unit.words else read_unit(money[2]))]
     head, unit, weak = _cut_unit(text)
-    if unit is None:
-        return [Expression(text=text)]
-    if not weak:
-        return [Expression(text=head, unit=unit)]
-    return [Expression(text=text), Expression(text=head, unit=unit, maybe_variable=True)]
+    found = Expression(text=head, unit=unit, maybe_variable=weak)
+    return [Expression(text=text), found] if weak else [found]
 
 
 def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
@@ -419,26 +397,21 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
         if match := _TAIL_TEXT.search(rest):
             if _NO_UNIT & set(re.findall(r"[a-z]+", match[1].casefold())) - {"squared", "cubed"}:
                 break
-            pieces.insert(0, match[1] + (match[2] or ""))
-        elif operator := _TAIL_OPERATOR.search(rest):
+        elif match := _TAIL_OPERATOR.search(rest):
             if not pieces:
                 break
-            pieces.insert(0, operator[1])
-            rest = rest[: operator.start()].rstrip()
-            continue
         elif match := _TAIL_WORD.search(rest):
             word = match[1]
             # A single letter may be a variable; an unknown word of three letters or more, set apart, counts as a unit
             # (5 apples).
             known = is_unit_word(word)
-            alone = len(word) == 1 and word.isalpha() and word.isascii()
             apart = match.start() > 0 and rest[match.start() - 1].isspace() and len(word) > 2
             if not (known or apart) or word.casefold() in _FUNCTION_WORDS - {"min"} | _NO_UNIT:
                 break
-            weak = weak or alone
-            pieces.insert(0, word + (match[2] or ""))
+            weak = weak or re.fullmatch("[A-Za-z]", word) is not None
         else:
             break
+        pieces.insert(0, "".join(filter(None, match.groups())))
         rest = rest[: match.start()].rstrip()
     if not pieces or not rest or not re.search(r"[\w}\])°]$", rest) or pieces[0] in ("/", "*", "\\cdot"):
         return text, None, False
@@ -447,4 +420,4 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
     rest = rest.removesuffix("\\cdot").rstrip()
     while words and words[0].casefold() in _COUNTS:
         rest = rf"({rest})\cdot {_COUNTS[words.pop(0).casefold()]}"  # 5 million dollars
-    return (rest, read_unit(" ".join(words)), weak) if words else (rest, Unit(), False)
+    return rest, read_unit(" ".join(words)), weak

@@ -153,21 +153,20 @@ def equal(one: Any, other: Any) -> bool:
     """Whether two expressions have the same value wherever both have one."""
     if one == other:
         return True
-    one, other = (_explicit(e) if getattr(e, "is_Matrix", False) else e for e in (one, other))
-    if isinstance(one, sympy.MatrixBase) or isinstance(other, sympy.MatrixBase):
-        same = isinstance(one, sympy.MatrixBase) and isinstance(other, sympy.MatrixBase) and one.shape == other.shape
-        return same and all(equal(a, b) for a, b in zip(one, other, strict=True))
+    one, other = _evaluated(one), _evaluated(other)
+    matrices = [isinstance(value, sympy.MatrixBase) for value in (one, other)]
+    if any(matrices):
+        return all(matrices) and one.shape == other.shape and all(map(equal, one, other))
     if not isinstance(one, sympy.Expr) or not isinstance(other, sympy.Expr):
         return False
-    one, other = one.doit(), other.doit()  # sums, limits and integrals that are not evaluated
     if not one.free_symbols and not other.free_symbols:
         return same_constant(one, other)
     return _same_function(one, other)
 
 
-def _explicit(matrix: Any) -> Any:
-    """Evaluate a product or sum of matrices."""
-    done = matrix.doit()
+def _evaluated(expression: Any) -> Any:
+    """The value of sums, limits, integrals, and products of matrices."""
+    done = expression.doit()
     return done.as_explicit() if isinstance(done, sympy.MatrixExpr) else done
 
 
@@ -175,26 +174,20 @@ def same_constant(one: Any, other: Any) -> bool:
     """Exactly the same number: 1/3 is not 0.3333333333."""
     if one == other:
         return True
-    if one.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) or other.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
+    if any(value.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) for value in (one, other)):
         return False
-    # Large integers cancel in the difference, so their digits are added to the precision.
-    digits = _DIGITS + sum(len(str(n)) for n in itertools.chain(one.atoms(sympy.Rational), other.atoms(sympy.Rational)))
-    return _is_zero(one - other, _scale(one), digits)
-
-
-def _scale(value: Any) -> Any:
-    size = abs(sympy.N(value, 15))
-    return max(size, sympy.Integer(1)) if size.is_comparable else sympy.Integer(1)
-
-
-def _is_zero(difference: Any, scale: Any, digits: int) -> bool:
+    difference = one - other
     if difference.is_Rational:
         return bool(difference == 0)
+    # Large integers cancel in the difference, so their digits are added to the precision.
+    digits = _DIGITS + sum(len(str(n)) for n in itertools.chain(one.atoms(sympy.Rational), other.atoms(sympy.Rational)))
     # maxn bounds the working precision: for an exact zero N would otherwise go on increasing it.
     value = sympy.N(difference, digits, maxn=digits + 100)
     if not value.is_number or value.has(sympy.nan, sympy.zoo, sympy.oo):
         return False
-    return bool(abs(value) < scale * sympy.Float(10) ** (-(digits - 10)))
+    size = abs(sympy.N(one, 15))
+    scale = max(size, 1) if size.is_comparable else 1
+    return bool(abs(value) < scale * sympy.Float(10) ** (10 - digits))
 
 
 def _same_function(one: Any, other: Any) -> bool:
