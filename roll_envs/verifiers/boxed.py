@@ -19,18 +19,13 @@ def boxed(text: str) -> list[str]:
     ``\boxed{2}``), in order; empty when there is none. ``\boxed 5`` is read as ``\boxed{5}``."""
     found: list[tuple[int, int, str]] = []
     closed_by = _closing(text)
-    end_of_last = -1
     for match in _BOX.finditer(text):
-        if match.start() < end_of_last:
+        if found and match.start() < found[-1][1]:
             continue  # a box within a box
         content, end = _argument(text, match.end(), closed_by)
-        if content is None:
-            continue
-        found.append((match.start(), end, content))
-        end_of_last = end
-    if not found:
-        return []
-    chosen = [found[-1]]
+        if content is not None:
+            found.append((match.start(), end, content))
+    chosen = found[-1:]
     for before in reversed(found[:-1]):
         between = text[before[1] : chosen[0][0]]
         # More text between two boxes separates two answers.

@@ -156,11 +156,9 @@ def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     # A base model that begins with the text of an option says more of it, and of others.
     if (begun := SAYS["begins with"].match(bare)) and _settled(sentences[0]):
         return _named(begun[1])
-    lines = (
-        []
-        if settled_from or _consecutive(SAYS["of list"].findall(bare))
-        else [line for line in bare.splitlines() if line.strip()]
-    )
+    lines = [line for line in bare.splitlines() if line.strip()]
+    if settled_from or _consecutive(SAYS["of list"].findall(bare)):
+        lines = []
     for line in [*lines[-1:], *lines[:1]]:
         if found := _committed(line.rstrip("?"), letters, options):
             return found

@@ -60,13 +60,11 @@ def after_thinking(text: str, *, first: bool = False) -> str:
             continue
         _, closed, rest = text.partition(closing) if first else text.rpartition(closing)
         text = rest if closed else text
-        if first:
-            if begun and not closed:
-                return ""
-        elif opening in text:
-            at = 0 if text.lstrip().startswith(opening) else text.find("\n" + opening)
-            if at >= 0:
-                return text[:at]
+        if begun and not closed:
+            return ""
+        unclosed = opening in text and re.search(rf"(?:\A\s*|\n){re.escape(opening)}", text)
+        if unclosed and not first:
+            return text[: unclosed.start()]
     return text
 
 
@@ -95,9 +93,7 @@ def _in_json(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     named = found if isinstance(found, dict) else {}
-    values = [value for name, value in named.items() if _KEY.fullmatch(name)]
-    if len(named) == 1:
-        values = list(named.values())
+    values = [value for name, value in named.items() if len(named) == 1 or _KEY.fullmatch(name)]
     if not values:
         return None
     answers = values[0] if isinstance(values[0], list) else values[:1]
@@ -117,7 +113,4 @@ def short_answer(text: str) -> str:
     """
     text = reply(text)
     boxes = boxed(text)
-    if boxes:
-        return ", ".join(boxes)
-    said = answer_phrase(plain(text))
-    return said or text.strip()
+    return ", ".join(boxes) if boxes else answer_phrase(plain(text)) or text.strip()

@@ -28,9 +28,7 @@ _MARKS = str.maketrans(dict.fromkeys(_PUNCTUATION, " "))
 
 def texts_of(reference: Any) -> tuple[str, ...] | str:
     """The references as texts, or the reason (a ``str``) why they cannot be used."""
-    if isinstance(reference, bool) or reference is None:
-        return f"the reference must be a text, a number or a list of them, not {reference!r}"
-    if isinstance(reference, str | int | float):
+    if isinstance(reference, str | int | float) and not isinstance(reference, bool):
         return (str(reference),)
     if isinstance(reference, Iterable) and not isinstance(reference, bytes | dict):
         found: list[str] = []
@@ -41,7 +39,7 @@ def texts_of(reference: Any) -> tuple[str, ...] | str:
             found += inner
         if found:
             return tuple(found)
-    return f"the reference must be a text, a number or a list of them, not {str(reference)[:100]!r}"
+    return f"the reference must be a text, a number or a list of them, not {repr(reference)[:100]}"
 
 
 class _TextVerifier(abc.ABC):

@@ -43,12 +43,9 @@ class LengthPenalty:
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         length = len(answer.split()) if self.unit == "words" else len(answer)
-        if length < self.least:
-            share = 1.0
-        else:
-            # With slack 0 the whole penalty is due at once, and nothing is divided by 0.
-            over = length - self.limit
-            share = 0.0 if over <= 0 else 1.0 if over >= self.slack else over / self.slack
+        over = max(length - self.limit, 0)
+        # With slack 0 the whole penalty is due at once.
+        share = 1.0 if length < self.least else min(over / max(self.slack, 1), 1.0)
         detail = f"{length} {self.unit}" if share else ""
         return Score(
             value=0.0 - self.penalty * share, passed=share == 0, detail=detail, parts={self.unit: float(length)}
@@ -70,11 +67,9 @@ class RepetitionPenalty:
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         words = _WORD.findall(answer[:_MAX_CHARS].casefold())
-        count = len(words) - self.n + 1
-        share = 0.0
-        if count > 1:
-            # Hashes instead of n-grams save memory: large n on a long text would copy each word n times.
-            share = 1.0 - len({hash(tuple(words[i : i + self.n])) for i in range(count)}) / count
+        # Hashes instead of n-grams save memory: large n on a long text would copy each word n times.
+        runs = [hash(tuple(words[i : i + self.n])) for i in range(len(words) - self.n + 1)]
+        share = 1.0 - len(set(runs)) / len(runs) if runs else 0.0
         over = max(0.0, share - self.allowed) / (1.0 - self.allowed)
         detail = f"{share:.0%} of the runs of {self.n} words are repeats" if over else ""
         return Score(value=0.0 - self.penalty * over, passed=over == 0, detail=detail, parts={"repeated": share})

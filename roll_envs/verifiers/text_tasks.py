@@ -45,8 +45,7 @@ def find(pattern: str, flags: int, mode: str, text: str) -> str | None:
         match = getattr(compiled, mode)(text)
     if match is None:
         return None
-    group = match.group(1) if compiled.groups else match.group()
-    return group if group is not None else ""
+    return (match[1] or "") if compiled.groups else match[0]
 
 
 TASKS: dict[str, Any] = {"fit": fit, "find": find}

@@ -63,11 +63,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
     """
     text = _written(text)
     boxes = boxed(text)
-    if boxes:
-        return _unstyled(boxes[-1] if len(boxes) == 1 else ", ".join(boxes))
-    if require_boxed:
-        return ""
-    return _unstyled(_unboxed(text))
+    return _unstyled(", ".join(boxes) if boxes or require_boxed else _unboxed(text))
 
 
 def _written(text: str) -> str:

@@ -147,19 +147,13 @@ def sentences(text: str, *, first: bool = False) -> list[str]:
     every = [part.strip() for part in _SENTENCE.split(text) if re.search(rf"\w|{SIGN}", part)]
     told: list[str] = []
     stated = concluded = False
-    back = ""  # by what the sentences look back: a check, or an explanation
+    back = ""  # the kind of the sentences that look back
     for part in every:
-        begun = ""
-        if stated and _BEGINS["explanation"].match(part):
-            begun = "explanation"
-        elif stated and (_BEGINS["looks back"].match(part) or (concluded and _BEGINS["behind"].match(part))):
-            begun = "check"
-        ends = [REVISED.search]
-        if begun != "explanation":
-            ends.append(CONCLUDES.match)
-        if "explanation" not in (begun, back):
-            ends.append(_SAYS["goes on"].search)
-        if (begun or back) and any(end(part) for end in ends):
+        kinds = ["explanation", "looks back", *(["behind"] if concluded else [])] if stated else []
+        begun = next((kind for kind in kinds if _BEGINS[kind].match(part)), "")
+        concludes = begun != "explanation" and CONCLUDES.match(part)
+        goes_on = "explanation" not in (begun, back) and _SAYS["goes on"].search(part)
+        if concludes or goes_on or REVISED.search(part):
             begun = back = ""
         if begun and (_VALUE.search(part) or ":" in part or _SHORT.fullmatch(part)):
             back = "explanation" if "explanation" in (begun, back) else begun
