@@ -13,7 +13,7 @@ import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
 from roll_envs.verifiers.mathematics import symbols
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number
-from roll_envs.verifiers.mathematics.regions import region_of, same_inequality
+from roll_envs.verifiers.mathematics.regions import NO_REGION, region_of, same_inequality
 from roll_envs.verifiers.mathematics.structure import (
     Equation,
     Expression,
@@ -81,7 +81,8 @@ def _evaluate(node: Node) -> None:
         with contextlib.suppress(symbols.Unparsed):
             symbols.probe(symbols.parse(node.text))
     elif isinstance(node, Region):
-        region_of(node)
+        with contextlib.suppress(*NO_REGION):
+            region_of(node)
     elif isinstance(node, Equation):
         for part in (*(Expression(text=side) for side in node.sides[:-1]), node.right):
             _evaluate(part)
@@ -345,8 +346,9 @@ def _same_region(gold: Node, said: Node) -> bool:
         found = same_inequality(gold, said)
         if found is not None:
             return found
-    one, other = region_of(gold), region_of(said)
-    if one is None or other is None:
+    try:
+        one, other = region_of(gold), region_of(said)
+    except NO_REGION:
         return gold == said  # not a set that can be evaluated, but perhaps the same text
     if one.variable and other.variable and one.variable != other.variable:
         return False

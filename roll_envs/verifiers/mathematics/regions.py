@@ -32,16 +32,12 @@ class RealSet(NamedTuple):
     variable: str = ""
 
 
-def region_of(node: Node) -> RealSet | None:
-    """The subset of the real line that a node describes; ``None`` when it describes none."""
-    try:
-        return _described(node)
-    except (symbols.Unparsed, TypeError, NotImplementedError, ValueError):
-        return None
+NO_REGION = (symbols.Unparsed, TypeError, NotImplementedError, ValueError)
+"""What is raised for a node that describes no subset of the real line."""
 
 
-def _described(node: Node) -> RealSet:
-    """What :func:`region_of` gives. Raises what it catches, such as ValueError for a node that is no set of numbers."""
+def region_of(node: Node) -> RealSet:
+    """The subset of the real line that a node describes. Raises one of :data:`NO_REGION` when it describes none."""
     if isinstance(node, Region):
         return _inequalities(node) if node.kind == "inequalities" else _sets(node)
     if isinstance(node, Group) and node.brackets == "{}":
@@ -67,7 +63,7 @@ def _named(text: str) -> Any:
     if text.startswith("(") and split(text[1:-1], "∪∩∖")[1:]:
         text = text[1:-1]
     (node, *_) = read(text)
-    return _described(node).set
+    return region_of(node).set
 
 
 def _number(node: Node) -> Any:
@@ -124,7 +120,7 @@ def same_inequality(gold: Region, said: Region) -> bool | None:
     """Whether one inequality in several variables is a positive multiple of the other; ``None`` for other regions."""
     try:
         (one, sign), (other, other_sign) = _difference(gold), _difference(said)
-    except (symbols.Unparsed, TypeError, ValueError):
+    except NO_REGION:
         return None
     if len(one.free_symbols) < 2 and len(other.free_symbols) < 2:
         return None
