@@ -158,9 +158,8 @@ class Answer:
         return {"value": self._encode(bool(type(value).__exit__(value, error and type(error), error, None)))}
 
     def _do_take(self, target: Any, most: int) -> dict[str, Any]:
-        """At most ``most`` items of an iterator, and whether it has ended."""
-        items = [self._encode(item) for item in itertools.islice(self._target(target), most)]
-        return {"items": items, "end": len(items) < most}
+        """At most ``most`` items of an iterator; fewer where it has ended."""
+        return {"items": [self._encode(item) for item in itertools.islice(self._target(target), most)]}
 
     def _target(self, target: Any) -> Any:
         return self.find(target) if isinstance(target, str) else self._kept[target]

@@ -7,6 +7,7 @@ its classes is asked about one, unless the test itself makes objects of that cla
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import threading
@@ -34,20 +35,28 @@ class Unusable(BaseException):
     """The test does what cannot be done from a jail of its own."""
 
 
-class Link:
+class Counts:
+    """What is noted of the answer's jail, or of what stands in for it."""
+
+    asked = 0
+    """Calls and operations, all together."""
+    inside = 0
+    """Comparisons by classes of the answer since the last check, with the time and memory of its calls."""
+    time_s = memory_mb = 0.0
+    touched = 0
+    """Uses of a value that allows everything, since the last statement."""
+    raises = False
+    """Whether no check is left out where the statement that runs, in a ``with``, raises an exception."""
+    load_fault = ""
+
+
+class Link(Counts):
     """The conversation with the answer's jail, by way of the judge, which sees only opaque lines."""
 
     def __init__(self, connection: Any) -> None:
         self._connection, self._lock = connection, threading.RLock()
-        self.asked = 0
-        self.inside = 0
-        self.untouched = True
-        self.raises = False
-        """Whether no check is left out where the statement that runs, in a ``with``, raises an exception."""
         self.raised: BaseException | None = None
         self._over = False
-        self.load_fault = ""
-        self.time_s, self.memory_mb = 0.0, 0.0
         self.classes: set[str] = set()
         self.space: dict[str, Any] = {}
         """Names of the tests."""
@@ -109,6 +118,7 @@ class Link:
         """Call a function of the answer; arguments that it changes are changed here too."""
         kinds = {name: kind for name in self.shared if isinstance(kind := self.space.get(name), type)}
         self._nodes = nodes = Nodes(kinds)
+        given = [*args, *named.values()]
         sent = [self.encode(arg) for arg in args]
         by_name = {key: self.encode(value) for key, value in named.items()}
         how = [[list(kinds), nodes.table(self.encode)]] if kinds else []
@@ -118,10 +128,10 @@ class Link:
             self._decoded(lambda: nodes.take(reply["table"], self.decode))
         after = reply.get("after")
         if isinstance(after, list):
-            for mine, theirs in zip([*args, *named.values()], after):  # noqa: B905  a forged reply may have others
+            for mine, theirs in zip(given, after):  # noqa: B905  a forged reply may have others
                 if theirs is not None:
                     sync(mine, self.decode(theirs))
-        same, given = reply.get("same"), [*args, *named.values()]  # the result is one of the arguments
+        same = reply.get("same")  # the result is one of the arguments
         return given[same] if isinstance(same, int) and same in range(len(given)) else self.decode(reply.get("value"))
 
     def operate(self, name: str, *args: Any) -> Any:
@@ -242,9 +252,6 @@ class Remote:
     """An object of the answer."""
 
     __slots__ = ("_facts", "_link", "_target")
-    _facts: dict[str, Any]
-    _link: Link
-    _target: Any
 
     def __init__(self, link: Link, target: Any, facts: dict[str, Any]) -> None:
         object.__setattr__(self, "_link", link)
@@ -272,15 +279,13 @@ class Remote:
         if not isinstance(iterator, Remote):
             yield from iterator
             return
-        count = 0
-        while True:
-            reply = link.ask("take", target_of(iterator), 1 if count < _SINGLE else 1000)
-            items = reply.get("items")
-            if not isinstance(items, list) or len(items) > 1000:
+        for count in itertools.count():
+            most = 1 if count < _SINGLE else 1000
+            items = link.ask("take", target_of(iterator), most).get("items")
+            if not isinstance(items, list) or len(items) > most:
                 raise Fault("error", "a reply that is no list of items")
             yield from map(link.decode, items)
-            count += len(items)
-            if reply.get("end") or not items:
+            if len(items) < most:
                 return
 
     async def __aiter__(self) -> Any:
@@ -300,14 +305,19 @@ class Remote:
     def __subclasscheck__(self, kind: Any) -> bool:
         return isinstance(kind, Remote) and link_of(self).operate("issubclass", kind, self)
 
-    def __hash__(self) -> int:
-        return hash(link_of(self).operate("hash", self))
-
     def __eq__(self, other: object) -> bool:
-        return _equal(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not _equal(self, other)
+        link = link_of(self)
+        if type(other) is not Remote and isinstance(other, CONTENT) and facts_of(self).get("content"):
+            held = link.operate("content", self)
+            return type(held) is not Remote and bool(held == other)  # one that holds itself does not come out
+        if not _may_ask(self, other) or link.operate("eq", self, other) is not True:
+            return False
+        if isinstance(other, Remote):
+            states = [_state(link, each) for each in (self, other)]
+            if all(map(_is_plain, states)) and states[0] != states[1]:
+                return False
+        link.inside += 1
+        return True
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         """The answer may stop an exception, but none that says that it is wrong or by which checks are left out."""
@@ -329,21 +339,6 @@ def _may_ask(one: Remote, other: Any) -> bool:
     return isinstance(other, Remote) or facts_of(one).get("type") in link_of(one).classes
 
 
-def _equal(one: Remote, other: Any) -> bool:
-    link = link_of(one)
-    if type(other) is not Remote and isinstance(other, CONTENT) and facts_of(one).get("content"):
-        held = link.operate("content", one)
-        return type(held) is not Remote and bool(held == other)  # one that holds itself does not come out
-    if not _may_ask(one, other) or link.operate("eq", one, other) is not True:
-        return False
-    if isinstance(other, Remote):
-        states = [_state(link, each) for each in (one, other)]
-        if all(map(_is_plain, states)) and states[0] != states[1]:
-            return False
-    link.inside += 1
-    return True
-
-
 def _state(link: Link, remote: Remote) -> Any:
     try:
         return link.operate("state", remote)
@@ -359,7 +354,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (int, float, str, bytes, type(None)))
 
 
-def _define(method: str, name: str, *, compares: bool = False, reflected: bool = False) -> None:
+def _define(name: str, *, compares: bool = False, reflected: bool = False) -> None:
     def binary(self: Remote, *others: Any) -> Any:
         if not all(_may_ask(self, other) for other in others):
             return NotImplemented
@@ -367,27 +362,28 @@ def _define(method: str, name: str, *, compares: bool = False, reflected: bool =
         link.inside += compares or not all(isinstance(other, Remote) for other in others)
         return link.operate(name, *others, self) if reflected else link.operate(name, self, *others)
 
-    setattr(Remote, method, binary)
+    setattr(Remote, f"__{'r' * reflected}{name.rstrip('_')}__", binary)
 
 
-def _define_plain(method: str, name: str, kind: type | None = None) -> None:
+def _define_plain(name: str, kind: type | None = None) -> None:
     def plain(self: Remote, *others: Any) -> Any:
         value = link_of(self).operate(name, self, *others)
         if kind is not None and type(value) is not kind:
             raise Fault("error", f"a reply to {name}() that is none")
         return value
 
-    setattr(Remote, method, plain)
+    setattr(Remote, f"__{name}__", plain)
 
 
+BINARY = "add sub mul truediv floordiv mod pow lshift rshift and_ or_ xor matmul divmod".split()
 for _name in ("lt", "le", "gt", "ge"):
-    _define(f"__{_name}__", _name, compares=True)
-for _name in "add sub mul truediv floordiv mod pow lshift rshift and_ or_ xor matmul divmod".split():
-    _define(f"__{_name.rstrip('_')}__", _name)
-    _define(f"__r{_name.rstrip('_')}__", _name, reflected=True)
+    _define(_name, compares=True)
+for _name in BINARY:
+    _define(_name)
+    _define(_name, reflected=True)
 for _name in "neg pos abs invert getitem setitem delitem round reversed setattr delattr format dir next enter".split():
-    _define_plain(f"__{_name}__", _name)
+    _define_plain(_name)
+for _name, _kind in {"len": int, "index": int, "hash": int, "repr": str}.items():
+    _define_plain(_name, _kind)
 for _kind in (int, float, str, bool, bytes, complex):
-    _define_plain(f"__{_kind.__name__}__", _kind.__name__, _kind)
-for _name, _kind in (("len", int), ("index", int), ("repr", str)):
-    _define_plain(f"__{_name}__", _name, _kind)
+    _define_plain(_kind.__name__, _kind)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from roll_envs.verifiers.code.inside.compare import plain_value, readings
-from roll_envs.verifiers.code.inside.proxies import Fault, Link
+from roll_envs.verifiers.code.inside.proxies import BINARY, Counts, Fault, Link
 from roll_envs.verifiers.code.inside.reading import ANSWER_MODULES, prepared
 from roll_envs.verifiers.code.inside.values import encode
 
@@ -30,20 +30,15 @@ _MOST_ANSWERS = 300_000
 """Questions to which a value of the control says yes; then no, lest a loop never end."""
 
 
-class Control:
+class Control(Counts):
     """In place of the answer's jail: an answer that has every name and whose values allow everything.
 
     An error in a statement that did nothing with such a value is an error of the tests.
     """
 
     def __init__(self) -> None:
-        self.asked = self.inside = self.touched = self.answered = 0
-        self.time_s = self.memory_mb = 0.0
+        self.answered = 0
         self.anything = _anything(self)
-
-    @property
-    def untouched(self) -> bool:
-        return not self.touched
 
     def names(self, names: list[str]) -> dict[str, Any]:
         return dict.fromkeys(names)
@@ -67,14 +62,12 @@ class _Whatever(type):
         return control.anything
 
 
-class Beside:
+class Beside(Counts):
     """In place of the answer's jail: the answer's module beside the tests, which it can then cheat."""
 
-    untouched = True
+    asked = 1
 
     def __init__(self, source: str) -> None:
-        self.inside, self.asked = 1, 1
-        self.time_s = self.memory_mb = 0.0
         self._source = source
         self._module: Any = None
 
@@ -108,7 +101,7 @@ def _anything(control: Control) -> Any:
         return control.answered < _MOST_ANSWERS
 
     own: dict[str, Any] = {}
-    binary = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul divmod".split()
+    binary = [name.rstrip("_") for name in BINARY]
     for name in [*binary, *(f"r{each}" for each in binary), *"call getattr getitem neg pos abs invert enter".split()]:
         own[f"__{name}__"] = method(lambda self: self)
     for name in "eq ne lt le gt ge bool contains instancecheck".split():

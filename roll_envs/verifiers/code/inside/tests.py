@@ -159,7 +159,7 @@ class Tests:
         finally:
             sys.stdin, sys.stdout, sys.stderr = streams
         result = {"checks": self.checks, "doubts": self._doubts, "fault": fault, "refused": refused}
-        return result | {"load": getattr(self.link, "load_fault", "")}
+        return result | {"load": self.link.load_fault}
 
     def _note(self, name: str, status: str, detail: str = "") -> None:
         """A check has ended; time, memory and operators of the answer since the last one are its."""
@@ -194,7 +194,7 @@ class Tests:
             return
         if not answers and not self.link.asked:
             raise OwnFault(f"{name}: {type(error).__name__}: {error}"[:300])
-        if not answers and self.link.untouched and "Anything" not in str(error) and not self._follows(error):
+        if not answers and not self.link.touched and "Anything" not in str(error) and not self._follows(error):
             self._doubts.append(f"{name}: {type(error).__name__}")
         self._note(name, "error", f"{type(error).__name__}: {shown(error)}")
 

@@ -29,7 +29,7 @@ BUILT_IN = {
 }
 
 
-def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[int] | None = None) -> list[Any]:
+def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left: list[int] | None = None) -> list[Any]:
     """The value as JSON; ``handle`` writes what is not plain. Raises :class:`ValueError` for one too deep or large."""
     left = [MOST_VALUES] if left is None else left
     left[0] -= 1
@@ -43,24 +43,19 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
         return [encode(item, handle, depth + 1, left) for item in values]
 
     if kind.__module__ == "answer" and issubclass(kind, CONTENT) and _has_methods(kind):
-        own: list[Any] = handle(value)  # "class LRUCache(OrderedDict)"
-        return own
+        return handle(value)  # "class LRUCache(OrderedDict)"
     if kind is collections.defaultdict:
         factory = value.default_factory
         known = factory.__name__ if factory in BUILT_IN.values() else ""
         return ["dd", known, [items(pair) for pair in value.items()]]
-    if issubclass(kind, dict):
-        pairs = [items(pair) for pair in dict.items(value)]
-        tag = "C" if kind is collections.Counter else "O" if kind is collections.OrderedDict else "d"
-        return [tag, pairs]
     fields = getattr(kind, "_fields", None)
     if issubclass(kind, tuple) and isinstance(fields, tuple) and len(fields) == tuple.__len__(value):
         return ["N", kind.__name__, list(fields), items(tuple.__iter__(value))]
-    for tag in ("l", "t", "S", "F"):
-        if issubclass(kind, _COLLECTIONS[tag]):
-            return [tag, items(_COLLECTIONS[tag].__iter__(value))]
-    if kind is collections.deque:
-        return ["Q", items(value)]
+    for tag, plain in _COLLECTIONS.items():
+        if kind is plain or (plain.__module__ == "builtins" and issubclass(kind, plain)):
+            if issubclass(plain, dict):
+                return [tag, [items(pair) for pair in dict.items(value)]]
+            return [tag, items(plain.__iter__(value))]
     for name, view in _VIEWS.items():
         if kind is type(view({})):
             return ["v", name, encode(dict(value.mapping), handle, depth + 1, left)]
@@ -77,8 +72,7 @@ def encode(value: Any, handle: Callable[[Any], Any], depth: int = 0, left: list[
             return [form.tag, *form.write(value)]
     if issubclass(kind, type) and value in BUILT_IN.values():
         return ["g", value.__name__]
-    found: list[Any] = handle(value)
-    return found
+    return handle(value)
 
 
 def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any:
@@ -94,14 +88,16 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
 
     if tag in _READERS:
         return _READERS[tag](*rest)
+
+    def mapping(pairs: Any) -> dict[Any, Any]:
+        return dict([items(pair) for pair in pairs])
+
     if tag in _COLLECTIONS:
-        return _COLLECTIONS[tag](items(rest[0]))
-    if tag in _MAPPINGS:
-        pairs = [items(pair) for pair in rest[0]]
-        return _MAPPINGS[tag](dict(pairs))
+        kind = _COLLECTIONS[tag]
+        return kind((mapping if issubclass(kind, dict) else items)(rest[0]))
     if tag == "dd":
         factory: Any = BUILT_IN.get(rest[0])
-        return collections.defaultdict(factory, dict([items(pair) for pair in rest[1]]))
+        return collections.defaultdict(factory, mapping(rest[1]))
     if tag == "N":
         name, fields, values = rest
         if not str(name).isidentifier() or keyword.iskeyword(name) or not isinstance(fields, list) or len(fields) > 100:
@@ -227,11 +223,10 @@ _READERS: dict[str, Callable[..., Any]] = {form.tag: form.read for form in _FORM
 _READERS["g"] = lambda name: BUILT_IN[name]
 _COLLECTIONS: dict[str, Any] = {
     "l": list, "t": tuple, "S": set, "F": frozenset, "Q": collections.deque,
+    "C": collections.Counter, "O": collections.OrderedDict, "d": dict,
 }  # fmt: skip
+"""Values of subclasses of the built-in ones arrive as these; of the others only those of the very class are written."""
 _VIEWS: dict[str, Callable[..., Any]] = {name: getattr(dict, name) for name in ("keys", "values", "items")}
-_MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
-    "d": dict, "C": collections.Counter, "O": collections.OrderedDict,
-}  # fmt: skip
 
 
 def sync(mine: Any, theirs: Any) -> None:
