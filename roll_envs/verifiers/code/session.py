@@ -8,6 +8,8 @@ earlier cannot pass for a reply. The answer can forge any reply, but does not kn
 from __future__ import annotations
 
 import base64
+import collections
+import contextlib
 import functools
 import importlib.util
 import json
@@ -126,26 +128,26 @@ def _ending(result: RunResult) -> tuple[str, str]:
 class Testing:
     """One run of the tests of a row against one answer."""
 
+    source: str
+    plan: dict[str, Any]
     answers: Sandbox
     tests: Sandbox
     limits: Limits
     total_s: float
-    most_s: float
     keep: bool
     """Whether ``tests`` is the one sandbox whose jails are used for one answer after another."""
 
     def __post_init__(self) -> None:
         self._until = time.monotonic() + self.total_s
+        self._most_s = max(2.0, self.limits.wall_s)
         self._answer: Jail | None = None
-        self._source = ""
         self.asked = 0
         self._ended: JailEnded | None = None
 
-    def run(self, source: str, plan: dict[str, Any]) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """What ``inside.tests`` found. Raises :class:`JailEnded` where the jail of the tests has ended."""
-        self._source = source
         try:
-            return self._converse(self.tests, plan, "")
+            return self._converse(self.tests)
         finally:
             self._drop_answer()
 
@@ -154,49 +156,57 @@ class Testing:
             self._answer.close()
         self._answer = None
 
-    def control(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """The same tests with an answer whose values allow everything."""
-        return self._again(self.tests, plan, ", control=True")
+    def control(self) -> list[str] | None:
+        """Errors of the same tests with an answer whose values allow everything; ``None`` where their jail ends."""
+        try:
+            return list(self._again(self.tests, ", control=True")["doubts"])
+        except JailEnded:
+            return None
 
-    def beside(self, plan: dict[str, Any]) -> dict[str, Any]:
+    def beside(self) -> dict[str, Any]:
         """The same tests in the answer's jail."""
-        return self._again(self.answers, plan, f", answer={self._source!r}")
+        return self._again(self.answers, f", answer={self.source!r}")
 
-    def _again(self, sandbox: Sandbox, plan: dict[str, Any], how: str) -> dict[str, Any]:
-        self._until = max(self._until, time.monotonic() + self.most_s)
-        return self._converse(sandbox, plan, how)
+    def _again(self, sandbox: Sandbox, how: str) -> dict[str, Any]:
+        self._until = max(self._until, time.monotonic() + self._most_s)
+        return self._converse(sandbox, how)
 
-    def _converse(self, sandbox: Sandbox, plan: dict[str, Any], how: str) -> dict[str, Any]:
+    def _converse(self, sandbox: Sandbox, how: str = "") -> dict[str, Any]:
         keep = self.keep and sandbox is self.tests
-        given = f"{plan!r}{how}"
-        waiting = _take_idle() if keep else None
+        given = f"{self.plan!r}{how}"
+        waiting: Jail | None = None
+        with contextlib.suppress(IndexError):
+            waiting = _idle[os.getpid()].pop() if keep else None
         tests = waiting or self._tests_jail(sandbox)
+
+        def said(method: str, given: str) -> tuple[bytes, bytes]:
+            kind, _, content = tests.step(given, self._left(), method=method)[0].partition(b" ")
+            return kind, content
+
         try:
             try:
-                said = tests.step(given, self._left(), method="start")
+                kind, content = said("start", given)
             except SandboxError:
                 if waiting is None:
                     raise
                 tests.close()  # it was lost while it waited
                 tests = self._tests_jail(sandbox)
-                said = tests.step(given, self._left(), method="start")
-            kind, content = _said(said)
-            while kind != "done":
-                if kind == "ask":
-                    said = tests.step(repr(self._ask(content)), self._left())
-                elif kind == "batch":
-                    said = tests.step(repr(self._batch(content)), self._left(), method="finish")
+                kind, content = said("start", given)
+            while kind != b"done":
+                if kind == b"ask":
+                    kind, content = said("step", repr(self._ask(content)))
+                elif kind == b"batch":
+                    kind, content = said("finish", repr(self._batch(content)))
                 else:  # the collected calls were not those of the tests: all again, one by one, with the answer as new
                     self._drop_answer()
                     self.asked = 0
-                    said = tests.step(f"{given}, live=True", self._left(), method="start")
-                kind, content = _said(said)
+                    kind, content = said("start", f"{given}, live=True")
             found: dict[str, Any] = json.loads(content)
         except BaseException:
             tests.close()
             raise
         if keep:
-            _idle.append((os.getpid(), tests))
+            _idle[os.getpid()].append(tests)
         else:
             tests.close()
         return found
@@ -211,7 +221,7 @@ class Testing:
         return tests
 
     def _left(self) -> float:
-        return min(self.most_s, self._until + GRACE_S - time.monotonic())
+        return min(self._most_s, self._until + GRACE_S - time.monotonic())
 
     def _batch(self, requests: bytes) -> list[str]:
         """Replies to requests that are made one after the other; fewer where they are too long together."""
@@ -252,7 +262,7 @@ class Testing:
         self._until += time.monotonic() - started
         modules = ("values", "preamble", "answer")
         try:
-            jail.start("Answer", self._source, modules=modules, wall_s=self.limits.wall_s)
+            jail.start("Answer", self.source, modules=modules, wall_s=self.limits.wall_s)
         except BaseException as error:
             jail.close()
             self._ended = error if isinstance(error, JailEnded) else None
@@ -260,24 +270,11 @@ class Testing:
         return jail
 
 
-_idle: list[tuple[int, Jail]] = []
-"""Jails of tests that wait for the next answer, with the process that they belong to."""
-
-
-def _take_idle() -> Jail | None:
-    while _idle:
-        owner, jail = _idle.pop()
-        if owner == os.getpid():
-            return jail
-    return None
+_idle: dict[int, list[Jail]] = collections.defaultdict(list)
+"""Jails of tests that wait for the next answer, by the process that they belong to."""
 
 
 def close_idle() -> None:
     """Close the jails that are kept for the next answer."""
-    while (jail := _take_idle()) is not None:
+    for jail in _idle.pop(os.getpid(), []):
         jail.close()
-
-
-def _said(reply: tuple[bytes, bytes]) -> tuple[str, bytes]:
-    kind, _, content = reply[0].partition(b" ")
-    return kind.decode(), content

@@ -200,49 +200,32 @@ class CodeVerifier:
         return _made(self.tests_sandbox) if self.tests_sandbox is not None else _tests_jail()
 
     def _tests(self, source: str, plan: Plan) -> list[CaseResult]:
-        orders = _orders(plan, self.tolerance or 0.0)
-        answers = _made(self.sandbox, self.sandbox_kwargs)
         # The jail of the tests is taken first, and none who holds one of the answer's waits for it.
         testing = Testing(
-            answers=answers, tests=self._tests_made(), limits=self.limits, total_s=self.total_s,
-            most_s=max(2.0, self.limits.wall_s), keep=self.tests_sandbox is None,
+            source=source, plan=_orders(plan, self.tolerance or 0.0), limits=self.limits, total_s=self.total_s,
+            answers=_made(self.sandbox, self.sandbox_kwargs), tests=self._tests_made(), keep=self.tests_sandbox is None,
         )  # fmt: skip
         beside = False
         try:
-            found = testing.run(source, orders)
+            found = testing.run()
             if found["refused"] and self.tests_inside:
-                found, beside = testing.beside(orders), True
+                found, beside = testing.beside(), True
         except JailEnded as ended:
-            if not testing.asked:
-                raise Unusable(f"the tests end their own jail ({ended.status}: {ended})") from None
             # Was it a value of the answer, or would the tests end the jail with any value?
-            if self._own_faults(testing, orders, None):
+            if not testing.asked or testing.control() is None:
                 raise Unusable(f"the tests end their own jail with any answer ({ended.status}: {ended})") from None
             said = f"a value of the answer ended the tests: {ended}"
             return [CaseResult(name="tests", status=ended.status, detail=said)]
         if found["fault"]:
             raise Unusable(f"{found['fault']}{_REFUSED if found['refused'] else ''}")
-        own = self._own_faults(testing, orders, found["doubts"]) if found["doubts"] and not beside else []
-        if own:
-            raise Unusable(f"{own[0]} with any answer")
-        cases = [
-            CaseResult(**{**check, "memory_mb": check["memory_mb"] or None, "inside": beside or check["inside"]})
-            for check in found["checks"]
-        ]
-        if not cases:
-            # Python ran them without a check, for example a loop over an empty list.
-            cases = [CaseResult(name="tests", status="wrong", detail="none of the checks was reached")]
+        control = testing.control() if found["doubts"] and not beside else None
+        for doubt in found["doubts"]:
+            if doubt in (control or ()):
+                raise Unusable(f"{doubt} with any answer")
+        cases = [CaseResult(**{**check, "inside": beside or check["inside"]}) for check in found["checks"]]
         if any(case.inside for case in cases) and not self.tests_inside and all(case.passed for case in cases):
             raise Unusable(f"they compare objects by the program's own classes{_REFUSED}")
-        return _explained(cases, found["load"])
-
-    def _own_faults(self, testing: Testing, orders: dict[str, Any], doubts: list[str] | None) -> list[str]:
-        """Which of the errors come also with an answer whose values allow everything; ``None``: the end of the jail."""
-        try:
-            found = testing.control(orders)
-        except JailEnded as ended:
-            return [str(ended)] if doubts is None else []
-        return [doubt for doubt in doubts or () if doubt in found["doubts"]]
+        return cases
 
     def _score(self, cases: Sequence[CaseResult]) -> Score:
         good = sum(case.passed for case in cases)
@@ -270,14 +253,6 @@ class CodeVerifier:
 def _behind(before: str, source: str) -> str:
     """``source`` behind other code, but for its imports of the future, which must be first."""
     return "\n".join([*_FUTURE.findall(source), before, _FUTURE.sub("", source)])
-
-
-def _explained(cases: list[CaseResult], fault: str) -> list[CaseResult]:
-    """Add the error that the candidate's code raised while it was loaded to the first failed test."""
-    for i, case in enumerate(cases if fault else ()):
-        if not case.passed:
-            return [*cases[:i], replace(case, detail=f"{case.detail}; the code itself: {fault}"), *cases[i + 1 :]]
-    return cases
 
 
 def _orders(plan: Plan, tolerance: float) -> dict[str, Any]:

@@ -17,13 +17,13 @@ ANSWER_MODULES = frozenset(
     "module_under_test program student implementation".split()
 )
 """Modules under which published tests import the answer."""
-KNOWN = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot", "mock": "unittest.mock"}
+_KNOWN = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot", "mock": "unittest.mock"}
 """Names that libraries usually have."""
-CONTAINERS = {
-    **dict.fromkeys(("Counter", "OrderedDict", "defaultdict", "deque"), "collections"),
-    **{"Fraction": "fractions", "Decimal": "decimal"},
+_CONTAINERS = {
+    **{name: f"collections.{name}" for name in ("Counter", "OrderedDict", "defaultdict", "deque")},
+    **{"Fraction": "fractions.Fraction", "Decimal": "decimal.Decimal"},
 }
-"""Classes with which tests compare what functions of the answer return -> their modules."""
+"""Classes with which tests compare what functions of the answer return."""
 _SHARED = frozenset(
     "open tempfile shutil subprocess mock patch MagicMock Mock monkeypatch mocker tmp_path tmpdir seed signature "
     "getsource getfullargspec get_type_hints iscoroutinefunction is_dataclass asdict astuple".split()
@@ -71,15 +71,14 @@ class Code(NamedTuple):
     """Name -> name in the answer, or ``*`` for its whole module."""
     wanted: frozenset[str]
     """Names that are looked for in the answer."""
-    libraries: frozenset[str]
+    undeclared: dict[str, str]
+    """Modules, and classes of :data:`_CONTAINERS`, that they use without an import -> where they are."""
     tested: bool
     """Whether there are test functions or classes."""
     asserting: frozenset[str]
     """Test functions and methods that cannot end well without an assert (:func:`must_assert`)."""
     harmless: bool
     """Whether they change nothing outside their own module."""
-    containers: frozenset[str]
-    """Classes of :data:`CONTAINERS` that they use without an import."""
     shared: frozenset[str]
     """Classes of the helpers, of which the answer has one each too."""
     caught: frozenset[str]
@@ -106,17 +105,15 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     shares = next((name for name in map(_name_of, nodes) if name in _SHARED - stored), "")
     handlers = [each for node in nodes if isinstance(node, ast.ExceptHandler) for each in ast.walk(node)]
     caught = frozenset(n.id for n in handlers if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    imported = take_imports(tree)
-    names = free_names(ast.unparse(tree), set(imported) | {"candidate", "__file__"})
-    wanted = {*(source for source in imported.values() if source != "*"), *names, *([entry] if entry else [])}
+    imported = take_imports(tree) | ({"candidate": entry} if entry else {})
+    names = free_names(ast.unparse(tree), {*imported, "candidate", "__file__"})
+    wanted = {*(source for source in imported.values() if source != "*"), *names}
     builtin = {name for name in wanted if hasattr(builtins, name)}
-    if entry:
-        wanted -= builtin - {entry}
-    elif wanted - builtin:
+    if entry or wanted - builtin:
         wanted -= builtin - set(imported.values())
     attributes = modules_of(tree)
     libraries = {name for name in wanted if name in attributes and name not in imported}
-    containers = {name for name in wanted if name in CONTAINERS and name not in imported and name != entry}
+    containers = {name for name in wanted if name in _CONTAINERS and name not in imported and name != entry}
     containers = containers if wanted - containers - libraries else set()
     if needs_check(tree, entry):
         tree.body.append(ast.parse("check(candidate)").body[0])
@@ -130,11 +127,10 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
         code=code,
         imported=imported,
         wanted=frozenset(wanted - libraries - containers),
-        libraries=frozenset(libraries),
+        undeclared={name: _KNOWN.get(name, name) for name in libraries} | {n: _CONTAINERS[n] for n in containers},
         tested=tested,
         asserting=frozenset(asserting),
         harmless=harmless,
-        containers=frozenset(containers),
         shared=shared,
         caught=caught,
         shares=shares,
@@ -223,7 +219,7 @@ def _innermost(tree: ast.AST, names: set[str]) -> set[str]:
 def modules_of(tree: ast.AST) -> set[str]:
     """Names of libraries that are only read as ``name.attribute``."""
     owners = {n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
-    return {name for name in owners - _called(tree) if name in KNOWN or name in sys.stdlib_module_names}
+    return {name for name in owners - _called(tree) if name in _KNOWN or name in sys.stdlib_module_names}
 
 
 def needs_check(tree: ast.Module, entry: str) -> bool:
@@ -313,11 +309,10 @@ class Checks(ast.NodeTransformer):
         node.body = [each for n in node.body for each in ([_call("raises"), n] if n in ends else [n])]
         return node
 
-    def visit_Assert(self, node: ast.Assert) -> Any:
-        return [_call("at"), node, _call("hard")]
-
-    def visit_Expr(self, node: ast.Expr) -> Any:
+    def visit_Expr(self, node: ast.stmt) -> Any:
         return [_call("at"), node, *([_call("hard")] if _is_check(node) else [])]
+
+    visit_Assert = visit_Expr
 
 
 def must_assert(body: list[ast.stmt]) -> bool:

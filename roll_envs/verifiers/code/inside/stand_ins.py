@@ -101,9 +101,8 @@ def _anything(control: Control) -> Any:
         return control.answered < _MOST_ANSWERS
 
     own: dict[str, Any] = {}
-    binary = [name.rstrip("_") for name in BINARY]
-    for name in [*binary, *(f"r{each}" for each in binary), *"call getattr getitem neg pos abs invert enter".split()]:
-        own[f"__{name}__"] = method(lambda self: self)
+    for name in [*BINARY, *(f"r{each}" for each in BINARY), *"call getattr getitem neg pos abs invert enter".split()]:
+        own[f"__{name.rstrip('_')}__"] = method(lambda self: self)
     for name in "eq ne lt le gt ge bool contains instancecheck".split():
         own[f"__{name}__"] = method(agrees)
     for name in "setattr setitem delitem delattr exit".split():

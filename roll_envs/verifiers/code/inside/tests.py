@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import re
 import signal
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 from roll_envs.verifiers.code.inside.compare import expected, plain_value, readings, shown
 from roll_envs.verifiers.code.inside.proxies import Fault, Link, Unusable, is_from_answer
 from roll_envs.verifiers.code.inside.pytest_run import run_tests
-from roll_envs.verifiers.code.inside.reading import CONTAINERS, KNOWN, OwnFault, prepared
+from roll_envs.verifiers.code.inside.reading import OwnFault, prepared
 from roll_envs.verifiers.code.inside.stand_ins import Beside, Control, Diverged, Recorder, Replay, is_simple
 from roll_envs.verifiers.code.inside.values import NODES
 
@@ -121,6 +122,13 @@ def _link(channel: Any, *, control: bool = False, answer: str | None = None) -> 
     return Control() if control else Link(channel) if answer is None else Beside(answer)
 
 
+def _ended(error: BaseException) -> tuple[str, str]:
+    """Status and detail of a check that an error has ended."""
+    if isinstance(error, Fault):
+        return error.status, str(error)
+    return "error", f"{type(error).__name__}: {shown(error)}"
+
+
 class Tests:
     """The tests of one row with the answer's jail, or what stands in for it."""
 
@@ -141,8 +149,6 @@ class Tests:
         sys.stdin = sys.stdout = sys.stderr = io.StringIO()
         try:
             self._calls() if self._plan["calls"] else self._code()
-        except Fault as error:
-            self._note("tests", error.status, str(error))
         except (Unusable, OwnFault) as error:
             fault, refused = str(error)[:300], isinstance(error, Unusable)
             if len(self.checks) >= _MOST_CHECKS:  # was it the answer that gave so much to check?
@@ -153,23 +159,26 @@ class Tests:
             raise
         except BaseException as error:
             if is_from_answer(error):
-                self._note("tests", "error", f"{type(error).__name__}: {shown(error)}")
+                self._note("tests", *_ended(error))
             else:
                 fault = f"{type(error).__name__}: {str(error)[:300]}"
         finally:
             sys.stdin, sys.stdout, sys.stderr = streams
-        result = {"checks": self.checks, "doubts": self._doubts, "fault": fault, "refused": refused}
-        return result | {"load": self.link.load_fault}
+        if not (self.checks or fault):  # they ran without a check, for example a loop over an empty list
+            self._note("tests", "wrong", "none of the checks was reached")
+        bad = next((check for check in self.checks if check["status"] != "ok"), None)
+        if bad and self.link.load_fault:
+            bad["detail"] += f"; the code itself: {self.link.load_fault}"
+        return {"checks": self.checks, "doubts": self._doubts, "fault": fault, "refused": refused}
 
     def _note(self, name: str, status: str, detail: str = "") -> None:
         """A check has ended; time, memory and operators of the answer since the last one are its."""
         self._counted = self._hard
         if len(self.checks) >= _MOST_CHECKS:
             raise OwnFault(f"the tests make more than {_MOST_CHECKS} checks")
-        entry = {"name": f"test {len(self.checks) + 1}, {name[:80]}" if name else f"test {len(self.checks) + 1}"}
-        entry |= {"status": status, "detail": detail[:300], "inside": bool(self.link.inside)}  # type: ignore[dict-item]
-        entry |= {"time_s": self.link.time_s, "memory_mb": self.link.memory_mb}
-        self.checks.append(entry)
+        name = f"test {len(self.checks) + 1}" + (f", {name[:80]}" if name else "")
+        check = {"name": name, "status": status, "detail": detail[:300], "inside": bool(self.link.inside)}
+        self.checks.append(check | {"time_s": self.link.time_s, "memory_mb": self.link.memory_mb or None})
         self.link.time_s = self.link.memory_mb = self.link.inside = 0
 
     def outcome(self, name: str, error: BaseException | None) -> None:
@@ -180,23 +189,20 @@ class Tests:
             return
         if isinstance(error, (Unusable, OwnFault, Diverged)):
             raise error
-        if isinstance(error, Fault):
-            self._note(name, error.status, str(error))
-            return
-        answers = is_from_answer(error)
-        if isinstance(error, ImportError) and not answers:
-            raise OwnFault(f"module {error.name!r} is missing in the jail of the tests ({error})"[:300])
         # pytest.fail() and pytest.raises() end with an outcome of pytest's own.
         outcomes = sys.modules.get("_pytest.outcomes")
-        failed = isinstance(error, (AssertionError, *([outcomes.OutcomeException] if outcomes else [])))
-        if failed and not answers:
+        if is_from_answer(error):
+            self._note(name, *_ended(error))
+        elif isinstance(error, ImportError):
+            raise OwnFault(f"module {error.name!r} is missing in the jail of the tests ({error})"[:300])
+        elif isinstance(error, (AssertionError, *([outcomes.OutcomeException] if outcomes else []))):
             self._note(name, "wrong", str(error))
-            return
-        if not answers and not self.link.asked:
+        elif not self.link.asked:
             raise OwnFault(f"{name}: {type(error).__name__}: {error}"[:300])
-        if not answers and not self.link.touched and "Anything" not in str(error) and not self._follows(error):
-            self._doubts.append(f"{name}: {type(error).__name__}")
-        self._note(name, "error", f"{type(error).__name__}: {shown(error)}")
+        else:
+            if not self.link.touched and "Anything" not in str(error) and not self._follows(error):
+                self._doubts.append(f"{name}: {type(error).__name__}")
+            self._note(name, *_ended(error))
 
     def _follows(self, error: BaseException) -> bool:
         """Whether an error of the tests may follow from what the answer did: a name that a failed statement or a
@@ -221,18 +227,15 @@ class Tests:
                         status, detail = "ok", ""
                         break
                     detail = f"returned {shown(said)}"
-            except Exception as error:
+            except (Exception, Fault) as error:
                 if isinstance(error, MemoryError) or not is_from_answer(error):
                     raise
-                status, detail = "error", f"{type(error).__name__}: {shown(error)}"
-            except Fault as error:
-                status, detail = error.status, str(error)
+                status, detail = _ended(error)
             self._note("", status, detail)
 
     def _code(self) -> None:
         code = prepared(tuple(self._plan["asserts"]), self._plan["entry_point"], self._plan["helpers"])
-        module = types.ModuleType("tests")
-        sys.modules["tests"] = module
+        module = sys.modules["tests"] = types.ModuleType("tests")
         space = self.link.space = module.__dict__
         space["__file__"] = "tests.py"
         self.link.shared, self._caught, self._asserting = code.shared | set(NODES), code.caught, code.asserting
@@ -243,19 +246,14 @@ class Tests:
         # A name that the answer lacks is looked up with each use, and missed there.
         names = {*found, *(name for name in code.wanted if not hasattr(builtins, name))}
         space.update({name: self.link.name(name, found.get(name)) for name in names})
-        for name in code.libraries:  # used without an import, as if the answer had imported it
-            with contextlib.suppress(ImportError):
-                space[name] = importlib.import_module(KNOWN.get(name, name))
-        for name in code.containers:
-            space[name] = getattr(importlib.import_module(CONTAINERS[name]), name)
+        for name, path in code.undeclared.items():  # as if the answer had imported it
+            with contextlib.suppress(ImportError, AttributeError):
+                space[name] = pkgutil.resolve_name(path)
         for name, source in code.imported.items():
             if source == "*":
                 space[name] = _Module(self.link)
             else:
                 space[name] = space.get(source, vars(builtins).get(source))
-        entry = self._plan["entry_point"]
-        if entry:
-            space["candidate"] = space.get(entry, vars(builtins).get(entry))
         if not isinstance(self.link, Beside):
             space.update({each.__name__: self._only_own(each) for each in (eval, exec) if each.__name__ not in space})
         if any("allclose" in text for text in self._plan["asserts"]):
