@@ -75,7 +75,6 @@ class Plan:
 _MOST_BYTES = 256 << 20
 _MOST_DIGITS, _MOST_SOURCE = 20_000, 100_000
 """Of integers and of Python in a row that are read here: no thread of this process runs meanwhile."""
-_COLUMNS = ("inputs", "outputs")
 _INPUT_OUTPUT = ("input_output", "ground_truth", "verification_info", "reward_model", "test_cases", "public_test_cases")
 # MBPP+ has the tests that it adds in test, beside the old test_list.
 _CODE_KEYS = ("asserts", "test", "test_list", "tests", "test_code", "test_file", "functional", "assert_case")
@@ -214,9 +213,9 @@ def _pickled_text(data: bytes) -> str:
 
 def _inputs(row: Mapping[Any, Any]) -> tuple[list[Call], list[Run]]:
     """The tests in columns of inputs and outputs."""
-    columns: list[Any] = [row.get(key) for key in _COLUMNS]
-    inputs, outputs = (_parsed(column) if isinstance(column, str) else column for column in columns)
-    if not any(_has(row, key) for key in _COLUMNS):
+    inputs, outputs = _parsed(row.get("inputs")), _parsed(row.get("outputs"))
+    empty = row.get("assert_case") and not (inputs or outputs)
+    if empty or not {"inputs", "outputs"} & row.keys():
         inputs, outputs = row.get("input"), row.get("output")
         if not isinstance(inputs, list | tuple):
             return [], []
@@ -229,13 +228,8 @@ def _inputs(row: Mapping[Any, Any]) -> tuple[list[Call], list[Run]]:
     return [], [_run({"input": given, "output": wanted}) for given, wanted in pairs]
 
 
-def _has(reference: Mapping[Any, Any], key: str) -> bool:
-    return key in reference and not (reference[key] in (None, []) and reference.get("assert_case"))
-
-
 def _function_of(row: Mapping[Any, Any]) -> str:
-    metadata = row.get("metadata")
-    metadata = _parsed(metadata) if isinstance(metadata, str) else metadata
+    metadata = _parsed(row.get("metadata"))
     named = metadata.get("func_name") if isinstance(metadata, Mapping) else None
     named = _text(row, "fn_name") or _text(row, "func_name") or (named if isinstance(named, str) else "")
     return named or _text(row, "entry_point")
@@ -282,9 +276,9 @@ def _arguments(text: str) -> list[Any]:
         raise Unusable(f"the arguments {text[:100]!r} cannot be read") from None
 
 
-def _parsed(text: str) -> Any:
-    """The value of JSON or of a literal of Python; any other text as it is."""
-    return _readings(text)[-1]
+def _parsed(given: Any) -> Any:
+    """The value of JSON or of a literal of Python; anything else as it is."""
+    return _readings(given)[-1] if isinstance(given, str) else given
 
 
 def _readings(text: str) -> list[Any]:

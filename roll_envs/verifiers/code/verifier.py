@@ -276,13 +276,8 @@ def _orders(plan: Plan, tolerance: float) -> dict[str, Any]:
         ]
     except ValueError as error:
         raise Unusable(str(error)) from None
-    return {
-        "asserts": plan.asserts,
-        "calls": calls,
-        "entry_point": plan.entry_point,
-        "helpers": plan.helpers,
-        "tolerance": tolerance,
-    }
+    code = {name: getattr(plan, name) for name in ("asserts", "entry_point", "helpers")}
+    return code | {"calls": calls, "tolerance": tolerance}
 
 
 _sandboxes: dict[str, Sandbox] = {}

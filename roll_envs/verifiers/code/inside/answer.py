@@ -21,7 +21,7 @@ import types
 import typing
 from typing import Any
 
-from roll_envs.verifiers.code.inside.preamble import ListNode, TreeNode, raise_limits
+from roll_envs.verifiers.code.inside.preamble import raise_limits
 from roll_envs.verifiers.code.inside.values import CONTENT, Nodes, decode, encode
 
 _CHANGING = ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd")
@@ -72,9 +72,8 @@ class Answer:
 
     def _load(self) -> dict[str, Any]:
         module = sys.modules["answer"] = types.ModuleType("answer")
-        known = vars(sys.modules[ListNode.__module__])
+        known = vars(sys.modules[raise_limits.__module__])
         below = {name: value for name, value in known.items() if not name.startswith("__")}
-        self.nodes = {kind.__name__: kind for kind in (ListNode, TreeNode)}
         self.space = module.__dict__
         self.space["__builtins__"] = {**below, **vars(builtins)}
         exec(compile(self._source, "<answer>", "exec", dont_inherit=True), self.space)
@@ -222,7 +221,7 @@ class Answer:
 
     def _error(self, name: str, text: str) -> Exception:
         """An exception of the tests: a built-in one, or of a class of the answer."""
-        kind = {kind.__name__: kind for kind in _errors(Exception)}.get(name) or self.space.get(name)
+        kind = vars(builtins).get(name) or self.space.get(name)
         return kind(text) if isinstance(kind, type) and issubclass(kind, Exception) else Exception(text)
 
     def _nodes_in(self, function: Any, args: list[Any]) -> list[Any]:
@@ -243,21 +242,15 @@ class Answer:
 
     def _node(self, name: str) -> Any:
         """The class of this name: the answer's own, or the one that it takes for granted."""
-        return self.space.get(name, self.nodes.get(name))
+        return self.space.get(name, self.space["__builtins__"].get(name))
 
     def _tree(self, values: list[Any]) -> Any:
-        if not values:
-            return None
-        items = iter(values)
-        root = self._node("TreeNode")(next(items))
-        level = [root]
-        for node in level:
-            for side in ("left", "right"):
-                item = next(items, None)
-                if item is not None:
-                    setattr(node, side, self._node("TreeNode")(item))
-                    level.append(getattr(node, side))
-        return root
+        nodes = [None if value is None else self._node("TreeNode")(value) for value in values]
+        below = iter(nodes[1:])
+        for node in nodes:
+            if node is not None:
+                node.left, node.right = next(below, None), next(below, None)
+        return nodes[0] if nodes else None
 
     def _nodes_out(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -290,10 +283,6 @@ class _Test:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._owner.call_back(self.number, args, named)
-
-
-def _errors(kind: type[BaseException]) -> list[type[BaseException]]:
-    return [kind, *(inner for sub in kind.__subclasses__() if sub.__module__ == "builtins" for inner in _errors(sub))]
 
 
 def _await(value: Any) -> Any:

@@ -95,9 +95,7 @@ class Link(Counts):
         self._over = facts["status"] == "skipped"
         if facts["status"]:
             raise Fault(facts["status"], facts["text"])
-        reply = None
-        with contextlib.suppress(ValueError, RecursionError):
-            reply = json.loads(line)
+        reply = self._decoded(lambda: json.loads(line))
         if not isinstance(reply, dict):
             raise Fault("error", "a reply in no known form")
         return reply

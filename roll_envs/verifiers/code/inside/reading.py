@@ -47,10 +47,9 @@ _NO_ATTRIBUTE = frozenset("random seterr seterrcall set_printoptions save load f
 
 def _is_harmless(node: ast.AST) -> bool:
     if isinstance(node, ast.ImportFrom):
-        known = (node.module or "").split(".")[0] in _MODULES and not node.level
-        return known or (node.module or "").split(".")[-1] in ANSWER_MODULES
+        return (node.module or "").split(".")[0] in _MODULES and not node.level
     if isinstance(node, ast.Import):
-        return all(alias.name in _MODULES | ANSWER_MODULES for alias in node.names)
+        return all(alias.name in _MODULES for alias in node.names)
     if isinstance(node, ast.Attribute):
         return isinstance(node.ctx, ast.Load) and not node.attr.startswith("_") and node.attr not in _NO_ATTRIBUTE
     if isinstance(node, ast.Name):
@@ -100,12 +99,12 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
             raise OwnFault(f"the test code cannot be compiled: {error}") from None
     body = [n for n in body if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
     tree = ast.Module(body=body, type_ignores=[])
+    imported = take_imports(tree) | ({"candidate": entry} if entry else {})
     nodes = list(ast.walk(tree))
     stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     shares = next((name for name in map(_name_of, nodes) if name in _SHARED - stored), "")
     handlers = [each for node in nodes if isinstance(node, ast.ExceptHandler) for each in ast.walk(node)]
     caught = frozenset(n.id for n in handlers if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    imported = take_imports(tree) | ({"candidate": entry} if entry else {})
     names = free_names(ast.unparse(tree), {*imported, "candidate", "__file__"})
     wanted = {*(source for source in imported.values() if source != "*"), *names}
     builtin = {name for name in wanted if hasattr(builtins, name)}
@@ -277,11 +276,7 @@ class Checks(ast.NodeTransformer):
         if isinstance(node, (ast.Import, ast.ImportFrom, ast.Return, ast.Break, ast.Continue, ast.Global, ast.Pass)):
             return [_call("at"), node]
         name = ast.unparse(node)
-        made: Any = node
-        if isinstance(node, ast.With):
-            made = self.visit_With(node)
-        elif not isinstance(node, ast.Assert):
-            made = self.generic_visit(node)
+        made: Any = self.visit_With(node) if isinstance(node, ast.With) else self.generic_visit(node)
         return [_call("at"), self._wrapped(made, counts=counts, name=name)]
 
     def _wrapped(self, node: ast.stmt, *, counts: bool, name: str = "", must: bool = False) -> ast.stmt:
