@@ -1,9 +1,8 @@
 """The arguments of one instruction, read by pydantic with the types that its kind declares.
 
 A kind is a function from the text and the instruction's arguments, each annotated with what it may be (:data:`Whole`,
-:data:`Text`, ...), to whether the text follows it; or a class that is made with the arguments and then called with the
-text. ``None`` counts as missing: data sets that keep all instructions in the same columns fill the others with it, and
-for the same reason whole numbers may come as floats.
+:data:`Text`, ...), to whether the text follows it. ``None`` counts as missing: data sets that keep all instructions in
+the same columns fill the others with it, and for the same reason whole numbers may come as floats.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from roll_envs.errors import ConfigError, UnknownNameError
 
 Check = Callable[[str], bool]
 """Whether a text follows an instruction."""
-Kind = Callable[..., Any]
+Kind = Callable[..., bool]
 
 _Integer = Annotated[int, BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n)]
 Whole = Annotated[_Integer, Field(ge=0)]
@@ -50,8 +49,7 @@ def read_arguments(name: str, kind: Kind, given: Mapping[str, Any]) -> Check:
         first = error.errors(include_url=False)[0]
         said = f"{first['msg']}, not {repr(first['input'])[:100]}" if first["type"] != "missing" else "it is missing"
         raise ConfigError(f"{name}: argument {first['loc'][0]!r}: {said}") from None
-    check: Check = kind(**arguments) if isinstance(kind, type) else functools.partial(kind, **arguments)
-    return check
+    return functools.partial(kind, **arguments)
 
 
 @functools.cache

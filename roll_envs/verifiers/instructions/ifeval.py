@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ValidationInfo
 
-from roll_envs.errors import ConfigError
 from roll_envs.tools.formats.reading import read_whole_json
 from roll_envs.verifiers.instructions.arguments import Letter, Lower, Positive, Relation, Text, Texts, Whole, holds
 from roll_envs.verifiers.instructions.text import count_sentences, count_words, tokens
@@ -29,6 +27,13 @@ def _known(language: str) -> str:
     if language not in LANGUAGES:
         raise ValueError(f"it must be one of {', '.join(LANGUAGES)}")
     return language
+
+
+def _there(nth_paragraph: int, info: ValidationInfo) -> int:
+    paragraphs = info.data.get("num_paragraphs", nth_paragraph)
+    if nth_paragraph > paragraphs:
+        raise ValueError(f"nth_paragraph is {nth_paragraph}, but there are to be {paragraphs} paragraphs")
+    return nth_paragraph
 
 
 def existence(text: str, keywords: Texts) -> bool:
@@ -75,27 +80,17 @@ def number_paragraphs(text: str, num_paragraphs: Whole, divider: str = "***") ->
     return all(parts[1:-1]) and sum(parts) == num_paragraphs
 
 
-@dataclass(kw_only=True)
-class NthParagraphFirstWord:
+def nth_paragraph_first_word(
+    text: str, num_paragraphs: Positive, nth_paragraph: Annotated[Positive, AfterValidator(_there)], first_word: Lower
+) -> bool:
     """``num_paragraphs`` paragraphs between empty lines, and the ``nth_paragraph`` (from 1) begins with
     ``first_word``, in any case."""
-
-    num_paragraphs: Positive
-    nth_paragraph: Positive
-    first_word: Lower
-
-    def __post_init__(self) -> None:
-        if self.nth_paragraph > self.num_paragraphs:
-            said = f"nth_paragraph is {self.nth_paragraph}, but there are to be {self.num_paragraphs} paragraphs"
-            raise ConfigError(f"length_constraints:nth_paragraph_first_word: {said}")
-
-    def __call__(self, text: str) -> bool:
-        paragraphs = [part for part in text.split("\n\n") if part.strip()]
-        if len(paragraphs) != self.num_paragraphs:
-            return False
-        word = paragraphs[self.nth_paragraph - 1].split(maxsplit=1)[0].lstrip("'").lstrip('"')
-        # IFEval cuts the word at the first of these signs.
-        return re.split(r"[.,?!'\"]", word, maxsplit=1)[0].lower() == self.first_word
+    paragraphs = [part for part in text.split("\n\n") if part.strip()]
+    if len(paragraphs) != num_paragraphs:
+        return False
+    word = paragraphs[nth_paragraph - 1].split(maxsplit=1)[0].lstrip("'").lstrip('"')
+    # IFEval cuts the word at the first of these signs.
+    return re.split(r"[.,?!'\"]", word, maxsplit=1)[0].lower() == first_word
 
 
 def capital_word_frequency(text: str, capital_relation: Relation, capital_frequency: Whole) -> bool:
@@ -195,7 +190,7 @@ def no_comma(text: str) -> bool:
     return "," not in text
 
 
-IFEVAL: dict[str, Callable[..., Any]] = {
+IFEVAL: dict[str, Callable[..., bool]] = {
     "keywords:existence": existence,
     "keywords:frequency": frequency,
     "keywords:forbidden_words": forbidden_words,
@@ -207,7 +202,7 @@ IFEVAL: dict[str, Callable[..., Any]] = {
     "change_case:capital_word_frequency": capital_word_frequency,
     "change_case:english_capital": english_capital,
     "change_case:english_lowercase": english_lowercase,
-    "length_constraints:nth_paragraph_first_word": NthParagraphFirstWord,
+    "length_constraints:nth_paragraph_first_word": nth_paragraph_first_word,
     "detectable_content:number_placeholders": number_placeholders,
     "detectable_content:postscript": postscript,
     "detectable_format:number_bullet_lists": number_bullet_lists,

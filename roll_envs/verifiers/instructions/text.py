@@ -54,14 +54,17 @@ def _punkt() -> Callable[[str], list[str]]:
     return punkt.tokenizer_for("english").tokenize
 
 
-_MARK = re.compile(r"\.{2,}|[.?!]")
-_DECIMAL = re.compile(r"[0-9]\.[0-9]")
-_TITLES = ("Mr", "Mrs", "Ms", "Dr", "St")
-_DOMAINS = ("com", "net", "org", "io", "gov", "edu", "me")
-_COMPANY = re.compile(r" (?:Inc|Ltd|Jr|Sr|Co)\Z")
-_CAPITALS = re.compile(r"[A-Z]\.[A-Z]\Z")
-_STARTER = re.compile(
-    r" (?:Mr|Mrs|Ms|Dr|Prof|Capt|Cpt|Lt|Wherever|(?:He|She|It|They|Their|Our|We|But|However|That|This)\s)"
+_DECIMAL = re.compile(r"([0-9])\.([0-9])")
+_STARTER = r"[ ](?:Mr|Mrs|Ms|Dr|Prof|Capt|Cpt|Lt|Wherever|(?:He|She|It|They|Their|Our|We|But|However|That|This)\s)"
+_END = re.compile(
+    r"(\.{2,}|[?!]"
+    # A full stop behind capitals with stops between or a kind of company, where the next word often begins a sentence,
+    rf"|(?:(?<=[A-Z]\.[A-Z])|(?<=[ ](?:Inc|Ltd))|(?<=[ ](?:Jr|Sr|Co)))\.(?={_STARTER})"
+    # and one behind any other word that is no initial and no title, unless it stands in an abbreviation or an address.
+    r"|(?<![A-Z]\.[A-Z])(?<![ ](?:Inc|Ltd))(?<![ ](?:Jr|Sr|Co))(?<!\s[A-Za-z])(?<![^\W\d_]\.[A-Za-z])"
+    r"(?<!Mr|Ms|Dr|St)(?<!Mrs)\.(?!(?<=[A-Za-z]\.)[^\W\d_]\.)(?!com|net|org|io|gov|edu|me))"
+    # The quote behind a single mark.
+    r"((?<!\.\.)\"|(?<=[^.]\.)”)?"
 )
 
 
@@ -72,40 +75,18 @@ def split_at_marks(text: str) -> list[str]:
 
     ``split_at_marks('He said "Go." I left e.g. to him?!')`` is ``['He said "Go".', "I left e.g. to him?", "!"]``.
     """
-    text = f" {text} ".replace("\n", " ")
-    # Overlapping matches are not found, so that "1.2.3" is cut as in the published code.
-    inside = {match.start() + 1 for match in _DECIMAL.finditer(text)}
-    sentences, start = [], 0
-    for mark in _MARK.finditer(text):
-        at, end = mark.span()
-        if mark.group() == "." and (at in inside or not _ends_sentence(text, at)):
-            continue
-        quote = text[end : end + 1]
-        if len(mark.group()) == 1 and (quote == '"' or (quote == "”" and mark.group() == ".")):
-            sentences.append(text[start:at] + quote + mark.group())
-            start = end + 1
-        else:
-            sentences.append(text[start:end])
-            start = end
-    return [sentence.strip() for sentence in [*sentences, *([text[start:]] if text[start:].strip() else [])]]
-
-
-def _ends_sentence(text: str, at: int) -> bool:
-    """Whether the full stop at a place ends a sentence."""
-    before, after = text[max(0, at - 4) : at], text[at + 1 : at + 12]
-    if _CAPITALS.search(before) or _COMPANY.search(before):
-        return _STARTER.match(after) is not None
-    letter = before[-1:].isascii() and before[-1:].isalpha()
-    initial = letter and (before[-2:-1].isspace() or (before[-2:-1] == "." and before[-3:-2].isalpha()))
-    opened = letter and after[:1].isalpha() and after[1:2] == "."
-    return not (initial or opened or before.endswith(_TITLES) or after.startswith(_DOMAINS))
+    # In what follows, one new line stands for the point of a number and two for the end of a sentence. Overlapping
+    # numbers are not found, so that "1.2.3" is cut as in the published code.
+    text = _DECIMAL.sub("\\1\n\\2", f" {text} ".replace("\n", " "))
+    sentences = _END.sub("\\2\\1\n\n", text).split("\n\n")
+    return [sentence.strip().replace("\n", ".") for sentence in sentences if sentence.strip()]
 
 
 _OPENING = re.compile(r"""(^|[ (\[{<])(?:"|'')""")
 _LAST_STOP = re.compile(r"""(?<=[^.])\.(?=[\])}>"'»”’ ]*\Z)""")
 _SIGN = re.compile(r"``|''|--|\.{2,}|[:,](?!\d)|[`«»“”‘’„;@#$%&?!*()\[\]{}<>\u2012-\u2015]")
 _QUOTED = re.compile(r"(?<!\w)'(?!(?:re|ve|ll|m|t|s|d|n)\b)(?=\w)")
-_ENDING = re.compile(r"(?<=[^'])(?:n't|'(?:s|m|d|ll|re|ve)?)\Z", re.IGNORECASE)
+_ENDING = re.compile(r"(?<=[^'\s])(?:n't|'(?:s|m|d|ll|re|ve)?)(?!\S)", re.IGNORECASE)
 _TWO_WORDS = re.compile(r"\b(?:can(?=not\b)|(?:gim|lem)(?=me\b)|(?:gon|wan)(?=na\b)|got(?=ta\b))", re.IGNORECASE)
 
 
@@ -120,7 +101,5 @@ def tokens(text: str) -> list[str]:
         sentence = _OPENING.sub(r"\1 `` ", sentence)
         sentence = _LAST_STOP.sub(" . ", sentence).replace('"', " '' ")
         sentence = _TWO_WORDS.sub(r"\g<0> ", _QUOTED.sub("' ", _SIGN.sub(r" \g<0> ", sentence)))
-        for piece in sentence.split():
-            ending = _ENDING.search(piece)
-            found += [piece[: ending.start()], ending.group()] if ending else [piece]
+        found += _ENDING.sub(r" \g<0>", sentence).split()
     return found
