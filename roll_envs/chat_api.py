@@ -15,6 +15,9 @@ from typing import Any
 RETRY_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """Refusals that say nothing about the request, which may succeed later."""
 
+# How servers say that a reply has come to its end; some say nothing.
+_ENDED = frozenset({"", "stop", "eos", "eos_token", "stop_sequence", "end_turn"})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatAnswer:
@@ -28,6 +31,11 @@ class ChatAnswer:
     """As the server says it, such as ``stop``, ``length`` or ``content_filter``; empty where it does not say."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+    @property
+    def cut(self) -> str:
+        """Why it did not come to its end, in the server's word (``length``); empty where it did."""
+        return "" if self.finish in _ENDED else self.finish
 
 
 def read_answer(reply: Any) -> ChatAnswer:

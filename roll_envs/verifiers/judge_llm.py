@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -19,6 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from roll_envs.errors import ConfigError
+from roll_envs.recent import Recent
 from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
@@ -57,8 +59,8 @@ class LlmJudge(Endpoint):
     ``cached``.
 
     Further options are those of :class:`~roll_envs.verifiers.judge_llm_client.Endpoint`. ``cache_dir``: where replies
-    are kept on disk; in memory the last ``cache_items`` are. ``guidance``: rules of your own for the judge. ``asks``:
-    how often the judge is asked until a reply is whole and clear, each time after a cut one with more tokens.
+    are kept on disk; in memory the last ``cache_items`` verdicts are. ``guidance``: rules of your own for the judge.
+    ``asks``: how often the judge is asked until a reply is whole and clear, each time after a cut one with more tokens.
     """
 
     kind: Literal["correctness", "rubric", "pairwise"] = "correctness"
@@ -79,14 +81,15 @@ class LlmJudge(Endpoint):
             raise ConfigError("threshold is for kind 'correctness' or 'rubric', not for 'pairwise'")
         rubric = self.kind == "rubric"
         self.form = forms.rubric_form(self.criteria or {}, self.scale) if rubric else forms.ONE_WORD[self.kind]
-        self._cache = ReplyCache(self.cache_dir, self.cache_items)
+        self._cache = None if self.cache_dir is None else ReplyCache(self.cache_dir)
         self._client = ChatClient(self)
-        self._in_progress: dict[str, asyncio.Task[_JudgeResult]] = {}
+        self._asked: Recent[str, asyncio.Task[_JudgeResult]] = Recent(self.cache_items)
+        """What has been found, or is being found, by request."""
         self.usage = dict(_FREE)
         """Totals so far: ``prompt_tokens``, ``completion_tokens``, ``requests``."""
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        most_s = self.asks * self.queue_s + self.deadline_s + _SPARE_S
+        most_s = self.queue_s + self.deadline_s + _SPARE_S
         try:
             return self._client.background.run(self._judge(answer, reference, context), most_s)
         except concurrent.futures.CancelledError:
@@ -136,7 +139,7 @@ class LlmJudge(Endpoint):
         return self._score(told)
 
     async def _judge_once(self, texts: dict[str, str]) -> _JudgeResult:
-        """One verdict: from the cache, from an equal request in progress, or from a new request."""
+        """One verdict: of an equal request, also one in progress, from the cache, or from a new request."""
         # Limits and the key do not change a reply, so they are not part of its cache key; neither is the random mark.
         key = request_key(
             {
@@ -146,43 +149,44 @@ class LlmJudge(Endpoint):
                 "texts": texts,
             }
         )
-        running = self._in_progress.get(key)
-        # After close() or a fork, a task may belong to a loop that has ended.
-        if running is not None and running.get_loop() is asyncio.get_running_loop():
-            return (await asyncio.shield(running))._replace(cost={**_FREE, "cached": 1.0})
-        task = asyncio.get_running_loop().create_task(self._find(key, texts))
-        self._in_progress[key] = task
+        task = self._asked.get(key)
+        known = task is not None and _usable(task)
+        if task is None or not known:
+            task = asyncio.get_running_loop().create_task(self._find(key, texts))
+        self._asked.keep(key, task)
+        # Others may wait for the same task: a caller that is cancelled must not cancel it for them.
         try:
-            # Others may wait for the same task: a caller that is cancelled must not cancel it for them.
-            return await asyncio.shield(task)
-        finally:
-            if self._in_progress.get(key) is task:
-                del self._in_progress[key]
+            found = await asyncio.shield(task)
+        except NoReplyError:
+            self._asked.drop(key)
+            raise
+        return found._replace(cost={**_FREE, "cached": 1.0}) if known else found
 
     async def _find(self, key: str, texts: dict[str, str]) -> _JudgeResult:
-        known = await asyncio.to_thread(self._cache.get, key)
-        reading = None if known is None else forms.read_reply(self.form, known)
+        kept = None if self._cache is None else await asyncio.to_thread(self._cache.get, key)
+        reading = None if kept is None else forms.read_reply(self.form, kept)
         if reading is not None:
             return _JudgeResult(reading, {**_FREE, "cached": 1.0})
-        cost, longer, left_s, why = dict(_FREE), 1, self.deadline_s, ""
-        for ask in range(self.asks):
-            messages = forms.messages_for(self.form, texts, forms.draw_mark(texts), self.guidance, again=ask > 0)
-            reply = await self._client.ask(messages, self.form.schema, deadline_s=left_s, longer=longer)
-            spent = (reply.answer.prompt_tokens, reply.answer.completion_tokens, reply.tries)
-            for name, number in zip(_FREE, spent, strict=True):  # only the thread of the requests does this
-                cost[name] += number
-                self.usage[name] += number
-            reading = None if reply.cut else forms.read_reply(self.form, reply.answer.text)
-            if reading is not None:
-                await asyncio.to_thread(self._cache.put, key, reply.answer.text)
-                return _JudgeResult(reading, {**cost, "cached": 0.0})
-            why = f"was cut ({reply.cut})" if reply.cut else "holds no clear verdict"
-            why = f"the judge's reply {why}, asked {ask + 1} times; the last: {reply.answer.text[-300:]!r}"
-            longer *= 2 if reply.cut else 1
-            left_s -= reply.seconds
-            if left_s <= 0:
-                break
-        raise NoReplyError(why)
+        cost, longer = dict(_FREE), 1
+        async with self._client.place():
+            until = time.monotonic() + self.deadline_s
+            for ask in range(1, self.asks + 1):
+                messages = forms.messages_for(self.form, texts, forms.draw_mark(texts), self.guidance, again=ask > 1)
+                answer, tries = await self._client.ask(messages, self.form.schema, until=until, longer=longer)
+                spent = (answer.prompt_tokens, answer.completion_tokens, tries)
+                for name, number in zip(_FREE, spent, strict=True):  # only the thread of the requests does this
+                    cost[name] += number
+                    self.usage[name] += number
+                reading = None if answer.cut else forms.read_reply(self.form, answer.text)
+                if reading is not None:
+                    if self._cache is not None:
+                        await asyncio.to_thread(self._cache.put, key, answer.text)
+                    return _JudgeResult(reading, {**cost, "cached": 0.0})
+                why = f"was cut ({answer.cut})" if answer.cut else "holds no clear verdict"
+                longer *= 2 if answer.cut else 1
+                if time.monotonic() >= until:
+                    break
+        raise NoReplyError(f"the judge's reply {why}, asked {ask} times; the last: {answer.text[-300:]!r}")
 
     def _score(self, told: list[_JudgeResult]) -> Score:
         parts = {name: sum(one.cost[name] for one in told) for name in _FREE}
@@ -214,3 +218,11 @@ def _question(prompt: Any) -> str:
         said = [(m.get("role", ""), m.get("content", "")) for m in prompt if isinstance(m, Mapping)]
         return "\n\n".join(f"{role}: {content}" for role, content in said if isinstance(content, str))
     return ""
+
+
+def _usable(task: asyncio.Task[_JudgeResult]) -> bool:
+    """Whether a request that was made can be waited for, or has its verdict."""
+    if task.done():
+        return not task.cancelled() and task.exception() is None
+    # After close() or a fork, a task may belong to a loop that has ended.
+    return task.get_loop() is asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""A cache of judges' replies in memory and on disk, so that no request is paid for twice.
+"""A cache of judges' replies on disk, so that no request is paid for twice.
 
 Each reply is a file named by the SHA-256 of the whole request and written atomically; processes may share a folder. A
 file that cannot be read counts as missing. Only replies with a verdict are kept.
@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from roll_envs.recent import Recent
-
 
 def request_key(request: Mapping[str, Any]) -> str:
     """Cache key: the SHA-256 of all parts of a request."""
@@ -25,24 +23,22 @@ def request_key(request: Mapping[str, Any]) -> str:
 
 
 class ReplyCache:
-    """At most ``items`` replies in memory (0: none), and all of them below ``folder`` where one is given."""
+    """The replies below ``folder``."""
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, items: int = 10_000) -> None:
-        self.folder = None if folder is None else Path(folder)
-        self._known: Recent[str, str] = Recent(items)
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
 
     def get(self, key: str) -> str | None:
         """The reply to a request, if it is known."""
-        reply = self._known.get(key) or self._read(key)
-        if reply is not None:
-            self._known.keep(key, reply)
-        return reply
+        try:
+            found = json.loads(self._path(key).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        usable = isinstance(found, dict) and found.get("key") == key and isinstance(found.get("reply"), str)
+        return str(found["reply"]) if usable else None
 
     def put(self, key: str, reply: str) -> None:
-        """Keep a reply. Where the disk is full or read-only it is kept in memory only."""
-        self._known.keep(key, reply)
-        if self.folder is None:
-            return
+        """Keep a reply, unless the disk is full or read-only."""
         path = self._path(key)
         part = path.with_name(f".new-{secrets.token_hex(8)}")
         with contextlib.suppress(OSError):
@@ -54,16 +50,5 @@ class ReplyCache:
                 part.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
-        assert self.folder is not None
         # 256 folders, so that none holds too many files.
         return self.folder / key[:2] / f"{key}.json"
-
-    def _read(self, key: str) -> str | None:
-        if self.folder is None:
-            return None
-        try:
-            found = json.loads(self._path(key).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-        usable = isinstance(found, dict) and found.get("key") == key and isinstance(found.get("reply"), str)
-        return str(found["reply"]) if usable else None

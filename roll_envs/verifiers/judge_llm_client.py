@@ -7,12 +7,13 @@ that sends one byte a second gets no further than one that sends none), and thre
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import httpx
@@ -30,8 +31,6 @@ JUDGE = "judge:"
 _SCHEMA_STATUSES = frozenset({400, 404, 415, 422, 501})
 _MAX_BYTES = 4 << 20
 _OPENAI = "api.openai.com"
-# How servers say that a reply has come to its end; some say nothing.
-_ENDED = frozenset({"", "stop", "eos", "eos_token", "stop_sequence", "end_turn"})
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
@@ -69,12 +68,12 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """``url``, found by its name where it is one. Raises :class:`ConfigError` where nobody has said it."""
+        """``url``, found by its name where it is one. Raises :class:`NoReplyError` where nobody has said it."""
         if not self.url.startswith(JUDGE):
             return self.url
         variable = judge_variable(self.url.removeprefix(JUDGE))
         if not os.environ.get(variable):
-            raise ConfigError(
+            raise NoReplyError(
                 f"{self.url!r}: no such judge is served; a run serves those of its section 'judges', and elsewhere the "
                 f"environment variable {variable} holds the address"
             )
@@ -102,18 +101,6 @@ def judge_variable(name: str) -> str:
     return f"ROLL_JUDGE_{name.upper()}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChatReply:
-    """The reply of a model, and its cost."""
-
-    answer: ChatAnswer
-    tries: int = 1
-    cut: str = ""
-    """Why the reply did not come to its end, in the server's word (``length``); empty where it did."""
-    seconds: float = 0.0
-    """From the first attempt, without waiting for a place."""
-
-
 class NoReplyError(Exception):
     """Why there is no reply, or none that can be used."""
 
@@ -126,10 +113,6 @@ class _RetryableError(Exception):
         self.pause_s = pause_s
 
 
-class _SchemaRefusedError(Exception):
-    """The server refuses requests with a schema."""
-
-
 class ChatClient:
     """Sends requests to one endpoint. Thread-safe."""
 
@@ -139,19 +122,14 @@ class ChatClient:
         self.background = EventLoopThread("llm-judge", self._disconnect)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def ask(
-        self,
-        messages: list[dict[str, Any]],
-        schema: Mapping[str, Any],
-        *,
-        deadline_s: float,
-        longer: int,
-    ) -> ChatReply:
-        """Only on the loop of ``background``. Raises :class:`NoReplyError`.
-
-        ``longer``: times as many tokens as the endpoint says.
-        """
-        self._connect()
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """One of the ``concurrency`` places for requests. Raises :class:`NoReplyError` where none is free in time."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # the first, or one after close() or a fork, where connections are the parent's
+            self._loop, self._slots = loop, asyncio.Semaphore(self.endpoint.concurrency)
+            limits = httpx.Limits(max_connections=self.endpoint.concurrency)
+            self._http = httpx.AsyncClient(timeout=self.endpoint.try_s, limits=limits, follow_redirects=False)
         slots = self._slots
         try:
             async with asyncio.timeout(self.endpoint.queue_s):
@@ -159,9 +137,33 @@ class ChatClient:
         except TimeoutError:
             raise NoReplyError(f"no place for a request to the judge within {self.endpoint.queue_s:g} s") from None
         try:
-            return await self._tries(messages, schema, deadline_s, longer)
+            yield
         finally:
             slots.release()
+
+    async def ask(
+        self, messages: list[dict[str, Any]], schema: Mapping[str, Any], *, until: float, longer: int
+    ) -> tuple[ChatAnswer, int]:
+        """An answer, and how many tries it took; only in a :meth:`place`. Raises :class:`NoReplyError`.
+
+        ``until``: as of ``time.monotonic``; ``longer``: times as many tokens as the endpoint says.
+        """
+        for count in range(1, self.endpoint.tries + 1):
+            limit_s = min(until - time.monotonic(), self.endpoint.try_s)
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await self._once(messages, None if self._plain else schema, longer), count
+            except _RetryableError as error:
+                fault = error
+            except TimeoutError:
+                fault = _RetryableError(f"no reply within {limit_s:.3g} s")
+            growing_s = random.uniform(0.5, 1) * min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (count - 1))
+            pause_s = max(fault.pause_s, growing_s)
+            if count == self.endpoint.tries or time.monotonic() + pause_s >= until:
+                break
+            await asyncio.sleep(pause_s)
+        allowed = f"{self.endpoint.tries} tries and {self.endpoint.deadline_s:.3g} s allowed"
+        raise NoReplyError(f"the judge gave no reply in {count} tries ({allowed}); the last: {fault}")
 
     def close(self) -> None:
         """Close connections; requests under way are cancelled. Any number of times; asking starts anew."""
@@ -171,46 +173,7 @@ class ChatClient:
         if self._loop is asyncio.get_running_loop():
             await self._http.aclose()
 
-    def _connect(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # the first, or one after close() or a fork, where connections are the parent's
-            self._loop, self._slots = loop, asyncio.Semaphore(self.endpoint.concurrency)
-            limits = httpx.Limits(max_connections=self.endpoint.concurrency)
-            self._http = httpx.AsyncClient(timeout=self.endpoint.try_s, limits=limits, follow_redirects=False)
-
-    async def _tries(
-        self, messages: list[dict[str, Any]], schema: Mapping[str, Any], deadline_s: float, longer: int
-    ) -> ChatReply:
-        started = time.monotonic()
-        until = started + deadline_s
-        last, count, plain = "", 0, self._plain
-        while count < self.endpoint.tries:
-            left = until - time.monotonic()
-            if left <= 0:
-                break
-            least_s = 0.0
-            try:
-                async with asyncio.timeout(min(left, self.endpoint.try_s)):
-                    reply = await self._once(messages, None if plain else schema, longer)
-                self._plain = plain  # remember a server that accepts the request only without a schema
-                return replace(reply, tries=count + 1, seconds=time.monotonic() - started)
-            # Not counted as a try: the server has not been asked the question yet.
-            except _SchemaRefusedError:
-                plain = True
-                continue
-            except _RetryableError as error:
-                last, least_s = str(error), error.pause_s
-            except TimeoutError:
-                last = f"no reply within {min(left, self.endpoint.try_s):.3g} s"
-            count += 1
-            pause_s = max(least_s, random.uniform(0.5, 1) * min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (count - 1)))
-            if count == self.endpoint.tries or time.monotonic() + pause_s >= until:
-                break
-            await asyncio.sleep(pause_s)
-        allowed = f"{self.endpoint.tries} tries and {deadline_s:.3g} s allowed"
-        raise NoReplyError(f"the judge gave no reply in {count} tries ({allowed}); the last: {last}")
-
-    async def _once(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None, longer: int) -> ChatReply:
+    async def _once(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None, longer: int) -> ChatAnswer:
         # At temperature 0, so that the same texts get the same verdict; `extra` may say otherwise.
         body: dict[str, Any] = {
             "model": self.endpoint.model,
@@ -228,10 +191,7 @@ class ChatClient:
             body["response_format"] = {"type": "json_schema", "json_schema": shape}
         key = self.endpoint.key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        try:
-            address = self.endpoint.address.rstrip("/") + "/chat/completions"
-        except ConfigError as error:
-            raise NoReplyError(str(error)) from None
+        address = self.endpoint.address.rstrip("/") + "/chat/completions"
         try:
             async with self._http.stream("POST", address, json=body, headers=headers) as response:
                 content = await _read(response)
@@ -241,10 +201,12 @@ class ChatClient:
         except httpx.InvalidURL as error:
             raise NoReplyError(f"the judge's address {address!r} cannot be used: {error}") from None
         if status == 200:
-            return _reply(content)
+            return _answer(content)
         said = f"HTTP {status}: {content[:300].decode(errors='replace')}"
         if status in _SCHEMA_STATUSES and schema is not None and self.endpoint.structured == "auto":
-            raise _SchemaRefusedError
+            answer = await self._once(messages, None, longer)
+            self._plain = True  # remember a server that accepts the request only without a schema
+            return answer
         if status in RETRY_STATUSES:
             raise _RetryableError(said, retry_after_s(wait))
         raise NoReplyError(f"the judge refused the request: {said}")
@@ -259,17 +221,14 @@ async def _read(response: httpx.Response) -> bytes:
     return bytes(content)
 
 
-def _reply(content: bytes) -> ChatReply:
+def _answer(content: bytes) -> ChatAnswer:
     try:
-        reply = json.loads(content)
-    except (ValueError, RecursionError):
+        said = read_answer(json.loads(content))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         raise _RetryableError(f"the reply is no JSON: {content[:100].decode(errors='replace')!r}") from None
-    try:
-        said = read_answer(reply)
     except ValueError as error:
         raise _RetryableError(str(error)) from None
-    cut = "" if said.finish in _ENDED else said.finish
-    if not said.text.strip() and not cut:
+    if not said.text.strip() and not said.cut:
         # Not repeated: at temperature 0 the next reply would be empty as well.
         raise NoReplyError(f"the judge refused: {said.refusal[:200]}" if said.refusal else "the judge said nothing")
-    return ChatReply(answer=said, cut=cut)
+    return said

@@ -501,7 +501,7 @@ def test_known_replies_cost_nothing(tmp_path: Path) -> None:
 def test_limits_of_time_do_not_change_the_request() -> None:
     with serve(correct()) as server:
         first, second = judge_at(server.url, try_s=1), judge_at(server.url, try_s=2, concurrency=3)
-        second._cache = first._cache
+        second._asked = first._asked
         scored(first("a", "b"))
         assert scored(second("a", "b")).parts["cached"] == 1.0
 
@@ -517,7 +517,7 @@ def test_the_same_request_at_the_same_time_is_made_once() -> None:
 
 
 def test_broken_files_are_as_good_as_none(tmp_path: Path) -> None:
-    cache = ReplyCache(tmp_path, items=0)
+    cache = ReplyCache(tmp_path)
     key = request_key({"a": 1})
     assert request_key({"a": 1}) != request_key({"a": "1"})
     assert cache.get(key) is None
@@ -533,12 +533,12 @@ def test_broken_files_are_as_good_as_none(tmp_path: Path) -> None:
 
 
 def test_memory_keeps_the_latest() -> None:
-    cache = ReplyCache(items=2)
-    for key in ("a", "b"):
-        cache.put(key, key)
-    cache.get("a")
-    cache.put("c", "c")
-    assert [cache.get(key) for key in "abc"] == ["a", None, "c"]
+    with serve(correct()) as server:
+        judge = judge_at(server.url, cache_items=2)
+        for answer in "abac":
+            judge(answer, "x")
+        assert len(server.requests) == 3
+        assert [scored(judge(answer, "x")).parts["cached"] for answer in "acb"] == [1.0, 1.0, 0.0]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
@@ -553,7 +553,7 @@ def test_a_child_process_starts_over() -> None:
         while not server.requests:
             time.sleep(0.01)
         # As if a thread of the parent held every lock at this moment; none of them is released in the child.
-        with judge._client.background._lock, judge._cache._known._lock:
+        with judge._client.background._lock, judge._asked._lock:
             child = os.fork()
             if child == 0:  # within the block, which would release the locks
                 verdict = judge("a", "b")  # which the parent is asking just now
