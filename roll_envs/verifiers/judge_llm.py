@@ -24,7 +24,7 @@ from roll_envs.recent import Recent
 from roll_envs.verifiers import judge_llm_forms as forms
 from roll_envs.verifiers.extract import after_thinking
 from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
-from roll_envs.verifiers.judge_llm_client import ChatClient, Endpoint, NoReplyError
+from roll_envs.verifiers.judge_llm_client import Endpoint, NoReplyError
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -82,7 +82,6 @@ class LlmJudge(Endpoint):
         rubric = self.kind == "rubric"
         self.form = forms.rubric_form(self.criteria or {}, self.scale) if rubric else forms.ONE_WORD[self.kind]
         self._cache = None if self.cache_dir is None else ReplyCache(self.cache_dir)
-        self._client = ChatClient(self)
         self._asked: Recent[str, asyncio.Task[_JudgeResult]] = Recent(self.cache_items)
         """What has been found, or is being found, by request."""
         self.usage = dict(_FREE)
@@ -91,7 +90,7 @@ class LlmJudge(Endpoint):
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         most_s = self.queue_s + self.deadline_s + _SPARE_S
         try:
-            return self._client.background.run(self._judge(answer, reference, context), most_s)
+            return self.background.run(self._judge(answer, reference, context), most_s)
         except concurrent.futures.CancelledError:
             return Failed(reason="the judge was closed")
         except TimeoutError:
@@ -99,11 +98,11 @@ class LlmJudge(Endpoint):
 
     async def ajudge(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         """Judge for asynchronous callers, on any event loop, without a thread for each call."""
-        return await asyncio.wrap_future(self._client.background.submit(self._judge(answer, reference, context)))
+        return await asyncio.wrap_future(self.background.submit(self._judge(answer, reference, context)))
 
     def close(self) -> None:
-        """Close connections; any number of times."""
-        self._client.close()
+        """Close connections; requests under way are cancelled. Any number of times; asking starts anew."""
+        self.background.stop()
 
     def _texts(self, answer: str, reference: Any, context: Mapping[str, Any] | None) -> list[dict[str, str]]:
         """The texts of each request to make; none where the answer is empty. Raises :class:`NoReplyError` for a
@@ -168,11 +167,11 @@ class LlmJudge(Endpoint):
         if reading is not None:
             return _JudgeResult(reading, {**_FREE, "cached": 1.0})
         cost, longer = dict(_FREE), 1
-        async with self._client.place():
+        async with self.place():
             until = time.monotonic() + self.deadline_s
             for ask in range(1, self.asks + 1):
                 messages = forms.messages_for(self.form, texts, forms.draw_mark(texts), self.guidance, again=ask > 1)
-                answer, tries = await self._client.ask(messages, self.form.schema, until=until, longer=longer)
+                answer, tries = await self.ask(messages, self.form.schema, until=until, longer=longer)
                 spent = (answer.prompt_tokens, answer.completion_tokens, tries)
                 for name, number in zip(_FREE, spent, strict=True):  # only the thread of the requests does this
                     cost[name] += number

@@ -34,9 +34,26 @@ _OPENAI = "api.openai.com"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
+class NoReplyError(Exception):
+    """Why there is no reply, or none that can be used."""
+
+
+class _RetryableError(Exception):
+    """A failed attempt that may be repeated, after ``pause_s`` at least."""
+
+    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.pause_s = pause_s
+
+
+def judge_variable(name: str) -> str:
+    """The environment variable with the address of the judge ``name``."""
+    return f"ROLL_JUDGE_{name.upper()}"
+
+
 @dataclass(kw_only=True, eq=False)
 class Endpoint:
-    """A model behind an API, and the limits of one request."""
+    """A model behind an API, and the limits of one request. It is asked on the loop of ``background`` only."""
 
     url: str
     """Up to and with the version: ``http://host:8000/v1``; or ``judge:NAME``, for the address that the environment
@@ -94,31 +111,7 @@ class Endpoint:
         for name in ("messages", "response_format", "stream", "n"):
             if name in (self.extra or {}):
                 raise ConfigError(f"extra may not change {name!r} of a judge's request")
-
-
-def judge_variable(name: str) -> str:
-    """The environment variable with the address of the judge ``name``."""
-    return f"ROLL_JUDGE_{name.upper()}"
-
-
-class NoReplyError(Exception):
-    """Why there is no reply, or none that can be used."""
-
-
-class _RetryableError(Exception):
-    """A failed attempt that may be repeated, after ``pause_s`` at least."""
-
-    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
-        super().__init__(reason)
-        self.pause_s = pause_s
-
-
-class ChatClient:
-    """Sends requests to one endpoint. Thread-safe."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self._plain = endpoint.structured == "never"
+        self._plain = self.structured == "never"
         self.background = EventLoopThread("llm-judge", self._disconnect)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -127,15 +120,15 @@ class ChatClient:
         """One of the ``concurrency`` places for requests. Raises :class:`NoReplyError` where none is free in time."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # the first, or one after close() or a fork, where connections are the parent's
-            self._loop, self._slots = loop, asyncio.Semaphore(self.endpoint.concurrency)
-            limits = httpx.Limits(max_connections=self.endpoint.concurrency)
-            self._http = httpx.AsyncClient(timeout=self.endpoint.try_s, limits=limits, follow_redirects=False)
+            self._loop, self._slots = loop, asyncio.Semaphore(self.concurrency)
+            limits = httpx.Limits(max_connections=self.concurrency)
+            self._http = httpx.AsyncClient(timeout=self.try_s, limits=limits, follow_redirects=False)
         slots = self._slots
         try:
-            async with asyncio.timeout(self.endpoint.queue_s):
+            async with asyncio.timeout(self.queue_s):
                 await slots.acquire()
         except TimeoutError:
-            raise NoReplyError(f"no place for a request to the judge within {self.endpoint.queue_s:g} s") from None
+            raise NoReplyError(f"no place for a request to the judge within {self.queue_s:g} s") from None
         try:
             yield
         finally:
@@ -148,8 +141,8 @@ class ChatClient:
 
         ``until``: as of ``time.monotonic``; ``longer``: times as many tokens as the endpoint says.
         """
-        for count in range(1, self.endpoint.tries + 1):
-            limit_s = min(until - time.monotonic(), self.endpoint.try_s)
+        for count in range(1, self.tries + 1):
+            limit_s = min(until - time.monotonic(), self.try_s)
             try:
                 async with asyncio.timeout(limit_s):
                     return await self._once(messages, None if self._plain else schema, longer), count
@@ -159,15 +152,11 @@ class ChatClient:
                 fault = _RetryableError(f"no reply within {limit_s:.3g} s")
             growing_s = random.uniform(0.5, 1) * min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (count - 1))
             pause_s = max(fault.pause_s, growing_s)
-            if count == self.endpoint.tries or time.monotonic() + pause_s >= until:
+            if count == self.tries or time.monotonic() + pause_s >= until:
                 break
             await asyncio.sleep(pause_s)
-        allowed = f"{self.endpoint.tries} tries and {self.endpoint.deadline_s:.3g} s allowed"
+        allowed = f"{self.tries} tries and {self.deadline_s:.3g} s allowed"
         raise NoReplyError(f"the judge gave no reply in {count} tries ({allowed}); the last: {fault}")
-
-    def close(self) -> None:
-        """Close connections; requests under way are cancelled. Any number of times; asking starts anew."""
-        self.background.stop()
 
     async def _disconnect(self) -> None:
         if self._loop is asyncio.get_running_loop():
@@ -176,11 +165,11 @@ class ChatClient:
     async def _once(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None, longer: int) -> ChatAnswer:
         # At temperature 0, so that the same texts get the same verdict; `extra` may say otherwise.
         body: dict[str, Any] = {
-            "model": self.endpoint.model,
+            "model": self.model,
             "messages": messages,
             "temperature": 0,
-            "max_tokens": self.endpoint.max_tokens,
-            **(self.endpoint.extra or {}),
+            "max_tokens": self.max_tokens,
+            **(self.extra or {}),
         }
         body = {name: value for name, value in body.items() if value is not None}
         for name in ("max_tokens", "max_completion_tokens"):
@@ -189,9 +178,9 @@ class ChatClient:
         if schema is not None:
             shape = {"name": "verdict", "strict": True, "schema": schema}
             body["response_format"] = {"type": "json_schema", "json_schema": shape}
-        key = self.endpoint.key
+        key = self.key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        address = self.endpoint.address.rstrip("/") + "/chat/completions"
+        address = self.address.rstrip("/") + "/chat/completions"
         try:
             async with self._http.stream("POST", address, json=body, headers=headers) as response:
                 content = await _read(response)
@@ -203,7 +192,7 @@ class ChatClient:
         if status == 200:
             return _answer(content)
         said = f"HTTP {status}: {content[:300].decode(errors='replace')}"
-        if status in _SCHEMA_STATUSES and schema is not None and self.endpoint.structured == "auto":
+        if status in _SCHEMA_STATUSES and schema is not None and self.structured == "auto":
             answer = await self._once(messages, None, longer)
             self._plain = True  # remember a server that accepts the request only without a schema
             return answer

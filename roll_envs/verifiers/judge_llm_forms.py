@@ -256,9 +256,7 @@ def messages_for(
     """The messages of a request. ``guidance``: further rules of the user; ``again``: a reply before was not clear."""
     system = "\n\n".join(part for part in (form.task, guidance.strip(), _RULES.format(mark=mark)) if part)
     shown = "\n\n".join(block(name, text, mark) for name, text in texts.items())
-    closing = f"That was the last text; the mark was {mark}. {form.closing}"
+    user = f"{shown}\n\nThat was the last text; the mark was {mark}. {form.closing}"
     if again:
-        closing += (
-            "\n\nAn earlier reply could not be read. Be brief, and write the whole JSON object and no other word."
-        )
-    return [{"role": "system", "content": system}, {"role": "user", "content": f"{shown}\n\n{closing}"}]
+        user += "\n\nAn earlier reply could not be read. Be brief, and write the whole JSON object and no other word."
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]

@@ -476,9 +476,7 @@ def test_closing_ends_what_is_under_way_and_asking_again_works() -> None:
         thread.join(5)
         assert why(verdicts[0]) == "the judge was closed"
         assert scored(judge("c", "b")).passed
-        assert not [
-            t for t in threading.enumerate() if t.name == "llm-judge" and t is not judge._client.background._thread
-        ]
+        assert not [t for t in threading.enumerate() if t.name == "llm-judge" and t is not judge.background._thread]
 
 
 # -- cache -------------------------------------------------------------------------------------------------------------
@@ -553,7 +551,7 @@ def test_a_child_process_starts_over() -> None:
         while not server.requests:
             time.sleep(0.01)
         # As if a thread of the parent held every lock at this moment; none of them is released in the child.
-        with judge._client.background._lock, judge._asked._lock:
+        with judge.background._lock, judge._asked._lock:
             child = os.fork()
             if child == 0:  # within the block, which would release the locks
                 verdict = judge("a", "b")  # which the parent is asking just now
