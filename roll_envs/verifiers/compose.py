@@ -9,9 +9,10 @@ A part that could not judge makes the whole :class:`Failed` wherever its verdict
 
 from __future__ import annotations
 
+import abc
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import FiniteFloat
 
@@ -38,7 +39,7 @@ class Keyed:
         close_verifier(self.verifier)
 
 
-class _Composite:
+class _Composite(abc.ABC):
     """Base of the composed verifiers: named parts, judged in order."""
 
     def __init__(self, *, parts: Mapping[str, PartSpec]) -> None:
@@ -55,20 +56,42 @@ class _Composite:
         for part in self.parts.values():
             close_verifier(part)
 
-    def _ask(
-        self, answer: str, reference: Any, context: Mapping[str, Any] | None, ends: Callable[[Verdict], bool]
-    ) -> tuple[dict[str, Score], dict[str, str]]:
-        """Judge the parts in order, up to one whose verdict ``ends`` it; scores by name, and reasons of failures."""
-        scores, reasons = {}, {}
+    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        scores: dict[str, Score] = {}
+        reasons: dict[str, str] = {}
         for name, part in self.parts.items():
             verdict = judge(part, answer, reference, context)
             if isinstance(verdict, Failed):
                 reasons[name] = verdict.reason
             else:
                 scores[name] = verdict
-            if ends(verdict):
+            if self._ends(verdict):
                 break
-        return scores, reasons
+        needed = [f"{name}: {reason}" for name, reason in reasons.items() if self._needs(name, scores)]
+        if needed:
+            return Failed(reason="; ".join(needed))
+        value, passed = self._sum(scores)
+        parts: dict[str, float] = {}
+        for name, score in scores.items():
+            parts[name] = float(score.value)
+            parts |= {f"{name}/{key}": number for key, number in score.parts.items()}
+        if not math.isfinite(value):
+            return Failed(reason=f"the parts add up to {value!r}: {parts!r}")
+        lines = [f"{name}: {score.detail}" for name, score in scores.items() if score.detail]
+        lines += [f"{name}: no verdict ({reason})" for name, reason in reasons.items()]
+        return Score(value=float(value), passed=passed, detail="\n".join(lines), parts=parts)
+
+    def _ends(self, verdict: Verdict) -> bool:
+        """Whether no part is judged after one with this verdict."""
+        return False
+
+    def _needs(self, name: str, scores: Mapping[str, Score]) -> bool:
+        """Whether a part that could not judge leaves the whole without a verdict."""
+        return True
+
+    @abc.abstractmethod
+    def _sum(self, scores: Mapping[str, Score]) -> tuple[float, bool]:
+        """Value of the whole, and whether it passed."""
 
 
 def _make_part(spec: PartSpec) -> Verifier:
@@ -100,23 +123,19 @@ class WeightedSum(_Composite):
         self.weights = {name: float(given.get(name, 1.0)) for name in self.parts}
         self.required = [n for n, w in self.weights.items() if w > 0] if required is None else required
 
-    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores, reasons = self._ask(answer, reference, context, lambda verdict: False)
-        needed = {name: why for name, why in reasons.items() if self.weights[name] != 0 or name in self.required}
-        if needed:
-            return _failed(needed)
+    def _needs(self, name: str, scores: Mapping[str, Score]) -> bool:
+        return self.weights[name] != 0 or name in self.required
+
+    def _sum(self, scores: Mapping[str, Score]) -> tuple[float, bool]:
         value = sum(self.weights[name] * score.value for name, score in scores.items())
-        return _score(value, all(scores[name].passed for name in self.required), scores, reasons)
+        return value, all(scores[name].passed for name in self.required)
 
 
 class AllOf(_Composite):
     """``value``: the lowest of the parts; ``passed``: all passed. Every part is needed."""
 
-    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores, reasons = self._ask(answer, reference, context, lambda verdict: False)
-        if reasons:
-            return _failed(reasons)
-        return _score(min(s.value for s in scores.values()), all(s.passed for s in scores.values()), scores)
+    def _sum(self, scores: Mapping[str, Score]) -> tuple[float, bool]:
+        return min(score.value for score in scores.values()), all(score.passed for score in scores.values())
 
 
 class AnyOf(_Composite):
@@ -131,15 +150,15 @@ class AnyOf(_Composite):
         super().__init__(parts=parts)
         self.enough = enough
 
-    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores, reasons = self._ask(answer, reference, context, self._settles)
-        # Where no part has reached `enough`, one that failed might have changed the verdict.
-        if reasons and not any(map(self._settles, scores.values())):
-            return _failed(reasons)
-        return _score(max(s.value for s in scores.values()), any(s.passed for s in scores.values()), scores, reasons)
+    def _ends(self, verdict: Verdict) -> bool:
+        return isinstance(verdict, Score) and verdict.passed and verdict.value >= self.enough
 
-    def _settles(self, verdict: Verdict) -> bool:
-        return _passed(verdict) and verdict.value >= self.enough
+    def _needs(self, name: str, scores: Mapping[str, Score]) -> bool:
+        # Where no part has reached `enough`, one that failed might have changed the verdict.
+        return not any(map(self._ends, scores.values()))
+
+    def _sum(self, scores: Mapping[str, Score]) -> tuple[float, bool]:
+        return max(score.value for score in scores.values()), any(score.passed for score in scores.values())
 
 
 class Gate(_Composite):
@@ -155,34 +174,12 @@ class Gate(_Composite):
             raise ConfigError(f"{_THEN!r} is the name of `then`; choose another for that gate")
         self.parts[_THEN], self.closed = _make_part(then), closed
 
-    def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        scores, reasons = self._ask(answer, reference, context, lambda verdict: not _passed(verdict))
-        if reasons:
-            return _failed(reasons)
+    def _ends(self, verdict: Verdict) -> bool:
+        return isinstance(verdict, Failed) or not verdict.passed
+
+    def _sum(self, scores: Mapping[str, Score]) -> tuple[float, bool]:
         last = scores.get(_THEN)
-        return _score(self.closed, False, scores) if last is None else _score(last.value, last.passed, scores)
+        return (self.closed, False) if last is None else (last.value, last.passed)
 
 
 _THEN = "answer"
-
-
-def _passed(verdict: Verdict) -> TypeGuard[Score]:
-    return isinstance(verdict, Score) and verdict.passed
-
-
-def _failed(reasons: Mapping[str, str]) -> Failed:
-    return Failed(reason="; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
-
-
-def _score(
-    value: float, passed: bool, scores: Mapping[str, Score], reasons: Mapping[str, str] | None = None
-) -> Verdict:
-    parts: dict[str, float] = {}
-    for name, score in scores.items():
-        parts[name] = float(score.value)
-        parts |= {f"{name}/{key}": number for key, number in score.parts.items()}
-    lines = [f"{name}: {score.detail}" for name, score in scores.items() if score.detail]
-    lines += [f"{name}: no verdict ({reason})" for name, reason in (reasons or {}).items()]
-    if not math.isfinite(value):
-        return Failed(reason=f"the parts add up to {value!r}: {parts!r}")
-    return Score(value=float(value), passed=passed, detail="\n".join(lines), parts=parts)
