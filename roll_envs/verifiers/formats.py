@@ -50,12 +50,11 @@ class TagsVerifier:
 
     def __post_init__(self) -> None:
         tags, blank = self.tags, self.blank
-        if isinstance(tags, str) or not tags or not all(isinstance(t, str) and _NAME.fullmatch(t) for t in tags):
+        if not tags or not all(map(_NAME.fullmatch, tags)):
             raise ConfigError(f"tags must be names such as ['think', 'answer'], not {tags!r}")
         if len(set(tags)) != len(tags):
             raise ConfigError(f"each tag may stand once in tags, not {tags!r}")
-        unknown = [name for name in blank if name not in tags]
-        if isinstance(blank, str) or unknown:
+        if not set(blank) <= set(tags):
             raise ConfigError(f"blank must be names of tags ({', '.join(tags)}), not {blank!r}")
         self._pattern = re.compile("|".join(f"</?{re.escape(name)}>" for name in tags))
 
@@ -124,9 +123,7 @@ class JsonVerifier:
             raise ConfigError("give a schema or reference_is_schema, not both")
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        schema = reference if self.reference_is_schema else self.schema
-        if self.reference_is_schema and isinstance(schema, str):
-            schema = _loaded(schema)
+        schema = _loaded(reference) if self.reference_is_schema else self.schema
         if self.reference_is_schema and not isinstance(schema, Mapping | bool):
             return Failed(reason=f"the reference must be a JSON schema, not {str(reference)[:100]!r}")
         if len(answer) > self.max_chars:
@@ -193,26 +190,20 @@ class ToolCallsVerifier:
         return Score(value=value, passed=valid == len(calls), detail=detail, parts=parts)
 
 
-def _loaded(text: str) -> Any:
-    """What a cell of a table holds as JSON; the text itself where it is none."""
+def _loaded(cell: Any) -> Any:
+    """What a cell of a table holds as JSON; the cell itself where it is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+        return json.loads(cell)
+    except (TypeError, ValueError, RecursionError):
+        return cell
 
 
 def _specs(tools: Any) -> dict[str, ToolSpec]:
-    tools = _loaded(tools) if isinstance(tools, str) else tools
+    tools = _loaded(tools)
     if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
         raise ConfigError(f"tools must be a list of tools, each with 'name' and 'parameters', not {str(tools)[:100]!r}")
     specs: dict[str, ToolSpec] = {}
-    for tool in tools:
-        if isinstance(tool, Mapping):
-            tool = _spec(tool)
-        if not isinstance(tool, ToolSpec):
-            raise ConfigError(
-                f"a tool is a ToolSpec or an object with 'name' and 'parameters', not {str(tool)[:100]!r}"
-            )
+    for tool in map(_spec, tools):
         if tool.name in specs:
             raise ConfigError(f"there are two tools {tool.name!r}")
         check_schema(tool.parameters, f"tool {tool.name!r}")
@@ -220,12 +211,14 @@ def _specs(tools: Any) -> dict[str, ToolSpec]:
     return specs
 
 
-def _spec(given: Mapping[str, Any]) -> ToolSpec:
-    inner = given.get("function")
-    about = inner if isinstance(inner, Mapping) else given
-    name, parameters = about.get("name"), about.get("parameters") or {"type": "object", "properties": {}}
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"a tool needs a 'name': {str(given)[:100]!r}")
+def _spec(given: Any) -> ToolSpec:
+    if isinstance(given, ToolSpec):
+        return given
+    about = given.get("function", given) if isinstance(given, Mapping) else None
+    name = about.get("name") if isinstance(about, Mapping) else None
+    if not isinstance(about, Mapping) or not isinstance(name, str) or not name:
+        raise ConfigError(f"a tool is a ToolSpec or an object with 'name' and 'parameters', not {str(given)[:100]!r}")
+    parameters = about.get("parameters") or {"type": "object", "properties": {}}
     return ToolSpec(name=name, description=str(about.get("description") or ""), parameters=parameters)
 
 
