@@ -34,7 +34,7 @@ class Lane:
 
     def __init__(self, places: int, most: int, shapes: Shapes) -> None:
         self._lock = threading.RLock()
-        self._free, self._most, self._shapes = places, most, shapes
+        self._places, self._most, self._shapes = places, most, shapes
         self._waiting: list[_Ticket] = []
         """In the order in which they came, so that the first of equal ones is the next."""
         self._at_work: Counter[str] = Counter()
@@ -56,8 +56,7 @@ class Lane:
         """
         started = time.monotonic()
         with self._lock:
-            if self._free:
-                self._free -= 1
+            if self._at_work.total() < self._places:
                 self._at_work[shape] += 1
                 return "in"
             if self._shapes.get(shape) == "endless":
@@ -86,11 +85,9 @@ class Lane:
         with self._lock:
             self._at_work -= Counter([shape])
             following = min(self._waiting, key=self._rank, default=None)
-            if following is None:
-                self._free += 1
-                return
-            self._at_work[following.shape] += 1
-            self._call(following, "in")
+            if following is not None:
+                self._at_work[following.shape] += 1
+                self._call(following, "in")
 
     def refuse(self, shape: str) -> None:
         """Send away all that wait with an endless shape."""

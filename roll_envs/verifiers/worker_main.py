@@ -15,6 +15,7 @@ import importlib
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -95,9 +96,8 @@ def _fork(
 
 
 def _kill(worker: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(worker, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
         os.waitpid(worker, 0)
 
 
@@ -115,28 +115,26 @@ def _serve(descriptor: int, tasks: dict[str, Callable[..., Any]], memory_mb: int
 
 def _answer(task: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
     try:
-        return {"value": task(*arguments)}
+        return {"status": "ok", "value": task(*arguments)}
     except MemoryError:
-        return {"error": "it needs more memory than a worker may use"}
+        said = "it needs more memory than a worker may use"
     # JSON and the tasks recurse as deep as the input is nested.
     except RecursionError:
-        return {"error": "it is nested too deeply"}
+        said = "it is nested too deeply"
     # Libraries raise anything for strange input; it is reported as an error of the input.
     except BaseException as error:
-        return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+        said = f"{type(error).__name__}: {str(error)[:200]}"
+    return {"status": "error", "detail": said}
 
 
 def _confine(memory_mb: int) -> None:
     # The default action kills at once; a handler in Python would have to wait for a long C call to return.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    with contextlib.suppress(ImportError):
-        import resource
-
-        # No core files, no written files, no further processes or threads.
-        limits = {"RLIMIT_AS": memory_mb << 20, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}
-        for name, limit in limits.items():
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # not on every system
-                resource.setrlimit(getattr(resource, name), (limit, limit))
+    # No core files, no written files, no further processes or threads.
+    limits = {"RLIMIT_AS": memory_mb << 20, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}
+    for name, limit in limits.items():
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # not on every system
+            resource.setrlimit(getattr(resource, name), (limit, limit))
     sys.addaudithook(_refuse)
 
 

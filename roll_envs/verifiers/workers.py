@@ -254,101 +254,100 @@ class WorkerPool:
         return outcome
 
     def _call(self, task: str, arguments: list[Any], deadline_s: float, shape: str, costly: bool) -> Outcome:
-        left_s, halved = deadline_s, False
-        found: Outcome | None = None
-        while found is None:
-            entered = self._fast.enter(shape, self.settings.queue_timeout_s, costly=costly)
-            if entered == "hopeless":
-                detail = f"others like it were not graded within {deadline_s:g} s, and more tasks wait"
-                return Outcome(status="deadline", detail=detail, hurried=True)
+        left_s, slow, halved = deadline_s, False, False
+        while True:
+            lane = self._slow if slow else self._fast
+            entered = lane.enter(shape, self.settings.queue_timeout_s, costly=costly)
             if entered != "in":
-                full = f"{self.settings.queue} tasks wait already"
-                return Outcome(status="unavailable", detail=full if entered == "full" else self._late())
-            halved = not halved and self._shapes.get(shape) in (None, "quick") and self._fast.waiting > 0
-            pass_s = min(left_s, self.settings.first_s / (1 + halved))
+                return self._not_done(entered, deadline_s, slow=slow)
+            halved = not (slow or halved) and self._shapes.get(shape) in (None, "quick") and lane.waiting > 0
+            pass_s = left_s if slow else min(left_s, self.settings.first_s / (1 + halved))
             try:
-                found = self._work(task, arguments, pass_s, deadline_s)
+                found = self._work(task, arguments, pass_s, deadline_s, slow=slow)
             finally:
-                self._fast.leave(shape)
+                lane.leave(shape)
+            left_s -= pass_s
             if found.status == "deadline":
-                left_s -= pass_s
-                if halved and left_s > 0:
-                    # Its whole first pass comes when those have had theirs that may be quick.
-                    found, costly = None, True
-                    if self._shapes.get(shape) is None:
-                        self._note(shape, "slow")
-        if found.status != "deadline" or left_s <= 0:
-            self._note(shape, "slow" if found.status == "deadline" else "quick")
-            return found
-        if self._shapes.get(shape) != "endless":
-            self._note(shape, "slow")
-        with self._lock:
-            self._counts["slow"] += 1
-        entered = self._slow.enter(shape, self.settings.queue_timeout_s)
-        if entered == "late":
-            return Outcome(status="unavailable", detail=self._late())
-        if entered != "in":
+                self._note_deadline(shape, slow=slow, halved=halved)
+            elif not slow:
+                self._note(shape, "quick")
+            if found.status != "deadline" or left_s <= 0:
+                return found
+            # Behind half a first pass, the whole one comes when those have had theirs that may be quick.
+            slow, costly = not halved, True
+            with self._lock:
+                self._counts["slow"] += slow
+
+    def _not_done(self, why: str, deadline_s: float, *, slow: bool) -> Outcome:
+        """The outcome of a task that a lane has refused."""
+        if why == "late":
+            late = f"no grading worker was free within {self.settings.queue_timeout_s:g} s"
+            return Outcome(status="unavailable", detail=late)
+        if slow:
             detail = f"not graded within {self.settings.first_s:g} s, and too many others take as long"
-            return Outcome(status="deadline", detail=detail, hurried=True)
-        try:
-            found = self._work(task, arguments, left_s, deadline_s, slow=True)
-        finally:
-            self._slow.leave(shape)
-        if found.status == "deadline" and shape:
-            self._note(shape, "endless")
-            self._fast.refuse(shape)
-            self._slow.refuse(shape)
-        return found
+        elif why == "full":
+            return Outcome(status="unavailable", detail=f"{self.settings.queue} tasks wait already")
+        else:
+            detail = f"others like it were not graded within {deadline_s:g} s, and more tasks wait"
+        return Outcome(status="deadline", detail=detail, hurried=True)
 
     def _note(self, shape: str, kind: Kind) -> None:
         if shape:
             self._shapes.keep(shape, kind)
 
-    def _late(self) -> str:
-        return f"no grading worker was free within {self.settings.queue_timeout_s:g} s"
+    def _note_deadline(self, shape: str, *, slow: bool, halved: bool) -> None:
+        known = self._shapes.get(shape)
+        if slow and shape:
+            self._note(shape, "endless")
+            self._fast.refuse(shape)
+            self._slow.refuse(shape)
+        # Half a pass says nothing against what was quick.
+        elif known is None or (known != "endless" and not halved):
+            self._note(shape, "slow")
 
     def _work(
         self, task: str, arguments: list[Any], pass_s: float, deadline_s: float, *, slow: bool = False
     ) -> Outcome:
         """Do a task within ``pass_s`` of processor time; ``unavailable`` where the machine does not give it that."""
+        outcome = self._work_once(task, arguments, pass_s, deadline_s, slow)
+        if outcome.status == "died":
+            outcome = self._work_once(task, arguments, pass_s, deadline_s, slow)
+        return outcome
+
+    def _work_once(self, task: str, arguments: list[Any], pass_s: float, deadline_s: float, slow: bool) -> Outcome:
         until = time.monotonic() + _PATIENCE * deadline_s
-        for last in (False, True):
-            try:
-                worker = self._take()
-            except (RollError, OSError) as error:
-                return Outcome(status="unavailable", detail=str(error))
-            reply: dict[str, Any] | None = None
-            died = False
-            before, used = worker.cpu_s(), 0.0
-            if slow:
-                with contextlib.suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, worker.pid, os.nice(0) + _SLOW_NICE)
-            try:
-                worker.send(task, arguments, deadline_s)
-                while reply is None and used < pass_s and time.monotonic() < until and not self._closed:
-                    reply = worker.receive(time.monotonic() + max(0.01, pass_s - used))
-                    used = worker.cpu_s() - before
-            except (OSError, EOFError):
-                died = True
+        try:
+            worker = self._take()
+        except (RollError, OSError) as error:
+            return Outcome(status="unavailable", detail=str(error))
+        reply: dict[str, Any] | None = None
+        died = False
+        before, used = worker.cpu_s(), 0.0
+        if slow:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, worker.pid, os.nice(0) + _SLOW_NICE)
+        try:
+            worker.send(task, arguments, deadline_s)
+            while reply is None and used < pass_s and time.monotonic() < until and not self._closed:
+                reply = worker.receive(time.monotonic() + max(0.01, pass_s - used))
                 used = worker.cpu_s() - before
-            finally:
-                # One that has not replied (also after Ctrl-C) must not answer the next task; a nice one stays nice.
-                self._give_back(worker, usable=reply is not None and not slow)
-            if reply is not None:
-                if "error" in reply:
-                    return Outcome(status="error", detail=reply["error"])
-                return Outcome(status="ok", value=reply["value"])
-            if self._closed:
-                return Outcome(status="unavailable", detail="this pool of grading workers is closed")
-            # One that used up its time may have been ended by its own alarm.
-            if used >= pass_s:
-                return Outcome(status="deadline", detail=f"not graded within {deadline_s:g} s of processor time")
-            if not died:
-                said = f"used {used:.1f} s of processor time in {_PATIENCE * deadline_s:.0f} s"
-                return Outcome(status="unavailable", detail=f"the machine is too busy: a grading worker {said}")
-            if last:
-                return Outcome(status="died", detail="the grading process died")
-        raise AssertionError("unreachable")
+        except (OSError, EOFError):
+            died = True
+            used = worker.cpu_s() - before
+        finally:
+            # One that has not replied (also after Ctrl-C) must not answer the next task; a nice one stays nice.
+            self._give_back(worker, usable=reply is not None and not slow)
+        if reply is not None:
+            return Outcome(**reply)
+        if self._closed:
+            return Outcome(status="unavailable", detail="this pool of grading workers is closed")
+        # One that used up its time may have been ended by its own alarm.
+        if used >= pass_s:
+            return Outcome(status="deadline", detail=f"not graded within {deadline_s:g} s of processor time")
+        if died:
+            return Outcome(status="died", detail="the grading process died")
+        said = f"used {used:.1f} s of processor time in {_PATIENCE * deadline_s:.0f} s"
+        return Outcome(status="unavailable", detail=f"the machine is too busy: a grading worker {said}")
 
     def _take(self) -> _Worker:
         """An idle worker or a new one. Raises :class:`RollError` or OSError where there is none to be had."""
@@ -360,20 +359,14 @@ class WorkerPool:
         with self._starting:
             template = self._template
             if template is None or template.process.poll() is not None:
-                template = _Template(self.settings)
-                with self._lock:
-                    closed = self._closed
-                    self._template = None if closed else template
-                if closed:
+                template = self._template = _Template(self.settings)
+                if self._closed:  # meanwhile
                     template.end()
                     raise RollError("this pool of grading workers is closed")
         try:
             return template.fork()
         except (RollError, OSError):
-            with self._lock:
-                if self._template is template:
-                    self._template = None
-            template.end()
+            template.end()  # the next task starts another
             raise
 
     def _give_back(self, worker: _Worker, *, usable: bool) -> None:
@@ -400,12 +393,8 @@ _shared: dict[PoolSettings, WorkerPool] = {}
 
 def shared_pool(settings: PoolSettings) -> WorkerPool:
     """The pool of this process for ``settings``, shared by all verifiers."""
-    pool = _shared.get(settings)
-    if pool is not None and pool._closed:
-        _shared.pop(settings, None)
-        pool = None
     # Of two threads that come first, both get the same.
-    return pool or _shared.setdefault(settings, WorkerPool(settings))
+    return _shared.get(settings) or _shared.setdefault(settings, WorkerPool(settings))
 
 
 def pool_metrics() -> dict[str, dict[str, float]]:
