@@ -148,18 +148,19 @@ class LlmJudge(Endpoint):
                 "texts": texts,
             }
         )
-        task = self._asked.get(key)
-        known = task is not None and _usable(task)
-        if task is None or not known:
-            task = asyncio.get_running_loop().create_task(self._find(key, texts))
+        known = self._asked.get(key)
+        # After close() or a fork, one that is not done may belong to a loop that has ended.
+        if known is not None and not known.done() and known.get_loop() is not asyncio.get_running_loop():
+            known = None
+        task = known or asyncio.get_running_loop().create_task(self._find(key, texts))
         self._asked.keep(key, task)
-        # Others may wait for the same task: a caller that is cancelled must not cancel it for them.
         try:
+            # Others may wait for the same task: a caller that is cancelled must not cancel it for them.
             found = await asyncio.shield(task)
-        except NoReplyError:
+        except BaseException:
             self._asked.drop(key)
             raise
-        return found._replace(cost={**_FREE, "cached": 1.0}) if known else found
+        return found if known is None else found._replace(cost={**_FREE, "cached": 1.0})
 
     async def _find(self, key: str, texts: dict[str, str]) -> _JudgeResult:
         kept = None if self._cache is None else await asyncio.to_thread(self._cache.get, key)
@@ -191,22 +192,21 @@ class LlmJudge(Endpoint):
         parts = {name: sum(one.cost[name] for one in told) for name in _FREE}
         # Of a pair asked in both orders, both must come from the cache.
         parts["cached"] = min(one.cost["cached"] for one in told)
-        first = told[0].reading
+        first, value = told[0].reading, told[0].reading.value
+        parts |= first.parts
         if self.kind == "pairwise":
             # In the second request the answer stood second, so a win of the first counts against it.
-            values = (first.value, 1 - told[1].reading.value)
-            parts["consistent"] = float(values[0] == values[1])
-            parts["first_wins"] = sum(one.reading.value for one in told) / 2
-            value = sum(values) / 2
-            return Score(value=value, passed=value > 0.5, detail=first.reason, parts=parts)
-        parts |= first.parts
-        if self.kind == "rubric":
-            passed = first.value >= (0.5 if self.threshold is None else self.threshold)
-            return Score(value=first.value, passed=passed, detail=first.reason, parts=parts)
-        passed = first.value == 1.0
-        if self.threshold is not None:
-            passed = first.parts.get("probability", first.value) >= self.threshold
-        return Score(value=float(passed), passed=passed, detail=first.reason, parts=parts)
+            other = told[1].reading.value
+            parts["consistent"] = float(value == 1 - other)
+            parts["first_wins"] = (value + other) / 2
+            value = (value + 1 - other) / 2
+            passed = value > 0.5
+        elif self.kind == "rubric":
+            passed = value >= (0.5 if self.threshold is None else self.threshold)
+        else:
+            passed = value == 1.0 if self.threshold is None else parts.get("probability", value) >= self.threshold
+            value = float(passed)
+        return Score(value=value, passed=passed, detail=first.reason, parts=parts)
 
 
 def _question(prompt: Any) -> str:
@@ -217,11 +217,3 @@ def _question(prompt: Any) -> str:
         said = [(m.get("role", ""), m.get("content", "")) for m in prompt if isinstance(m, Mapping)]
         return "\n\n".join(f"{role}: {content}" for role, content in said if isinstance(content, str))
     return ""
-
-
-def _usable(task: asyncio.Task[_JudgeResult]) -> bool:
-    """Whether a request that was made can be waited for, or has its verdict."""
-    if task.done():
-        return not task.cancelled() and task.exception() is None
-    # After close() or a fork, a task may belong to a loop that has ended.
-    return task.get_loop() is asyncio.get_running_loop()

@@ -173,20 +173,17 @@ class _Template:
         # On our end a process that is stopped holds nobody up for ever, nor does a message half sent.
         for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             end.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", _STUCK_S, 0))
-        ours = Connection(end.detach())
+        worker = _Worker(0, Connection(end.detach()))  # which closes with its last reference
         try:
             with theirs, self._lock:
                 self.control.send_bytes(b"0")
                 send_handle(self.control, theirs.fileno(), None)
-                pid = int(self.control.recv_bytes()) if self.control.poll(self._timeout_s) else 0
-            if not pid:
-                raise RollError("no grading worker could be made: the system refuses more processes")
-        except BaseException as error:
-            ours.close()
-            if isinstance(error, EOFError):
-                raise RollError("the process that makes grading workers has ended") from None
-            raise
-        return _Worker(pid, ours)
+                worker.pid = int(self.control.recv_bytes()) if self.control.poll(self._timeout_s) else 0
+        except EOFError:
+            raise RollError("the process that makes grading workers has ended") from None
+        if not worker.pid:
+            raise RollError("no grading worker could be made: the system refuses more processes")
+        return worker
 
     def kill(self, worker: _Worker) -> None:
         """Have a worker killed; it is the template's child, so that its number is not used again before."""
@@ -242,8 +239,7 @@ class WorkerPool:
     ) -> Outcome:
         """Do a task. It uses at most ``deadline_s`` of processor time in all its passes; never raises for the input.
 
-        ``shape``: what tasks of one kind share; ``costly``: whether one of a new shape looks as if it took long. The
-        input is held responsible for a worker that dies only when a second worker dies too.
+        ``shape``: what tasks of one kind share; ``costly``: whether one of a new shape looks as if it took long.
         """
         outcome = self._call(task, arguments, deadline_s, shape, costly)
         with self._lock:
@@ -263,7 +259,11 @@ class WorkerPool:
             halved = not (slow or halved) and self._shapes.get(shape) in (None, "quick") and lane.waiting > 0
             pass_s = left_s if slow else min(left_s, self.settings.first_s / (1 + halved))
             try:
-                found = self._work(task, arguments, pass_s, deadline_s, slow=slow)
+                # The input is held responsible only for the death of a second worker.
+                for _ in range(2):
+                    found = self._work(task, arguments, pass_s, deadline_s, slow=slow)
+                    if found.status != "died":
+                        break
             finally:
                 lane.leave(shape)
             left_s -= pass_s
@@ -305,16 +305,8 @@ class WorkerPool:
         elif known is None or (known != "endless" and not halved):
             self._note(shape, "slow")
 
-    def _work(
-        self, task: str, arguments: list[Any], pass_s: float, deadline_s: float, *, slow: bool = False
-    ) -> Outcome:
+    def _work(self, task: str, arguments: list[Any], pass_s: float, deadline_s: float, *, slow: bool) -> Outcome:
         """Do a task within ``pass_s`` of processor time; ``unavailable`` where the machine does not give it that."""
-        outcome = self._work_once(task, arguments, pass_s, deadline_s, slow)
-        if outcome.status == "died":
-            outcome = self._work_once(task, arguments, pass_s, deadline_s, slow)
-        return outcome
-
-    def _work_once(self, task: str, arguments: list[Any], pass_s: float, deadline_s: float, slow: bool) -> Outcome:
         until = time.monotonic() + _PATIENCE * deadline_s
         try:
             worker = self._take()
