@@ -112,9 +112,9 @@ class _Worker:
         body = json.dumps({"task": task, "arguments": arguments, "deadline_s": deadline_s})
         self.connection.send_bytes(body.encode())
 
-    def receive(self, until: float) -> dict[str, Any] | None:
-        """The reply, or ``None`` at ``until``; may be called again. Raises OSError or EOFError where it has ended."""
-        if not self.connection.poll(max(0.0, until - time.monotonic())):
+    def receive(self, wait_s: float) -> dict[str, Any] | None:
+        """The reply; ``None`` after ``wait_s``, when it may be called again. Raises OSError or EOFError at its end."""
+        if not self.connection.poll(wait_s):
             return None
         reply: dict[str, Any] = json.loads(self.connection.recv_bytes())
         return reply
@@ -321,7 +321,7 @@ class WorkerPool:
         try:
             worker.send(task, arguments, deadline_s)
             while reply is None and used < pass_s and time.monotonic() < until and not self._closed:
-                reply = worker.receive(time.monotonic() + max(0.01, pass_s - used))
+                reply = worker.receive(max(0.01, pass_s - used))
                 used = worker.cpu_s() - before
         except (OSError, EOFError):
             died = True

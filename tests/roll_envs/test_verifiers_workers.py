@@ -175,7 +175,7 @@ def test_an_alarm_that_is_quicker_than_the_parent_is_the_deadline(
     pool = make_pool()
     value(pool, "pid")
     receive = workers._Worker.receive
-    monkeypatch.setattr(workers._Worker, "receive", lambda self, until: receive(self, until + 60))
+    monkeypatch.setattr(workers._Worker, "receive", lambda self, wait_s: receive(self, wait_s + 60))
     assert pool.call("spin", [30], deadline_s=0.1).status == "deadline"
 
 

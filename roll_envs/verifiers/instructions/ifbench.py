@@ -134,12 +134,10 @@ def parentheses(text: str) -> bool:
             opened.append(sign)
             deepest = max(deepest, len(opened))
         elif sign in _PAIRS:
-            if not opened or opened[-1] != _PAIRS[sign]:
-                # As in the published code: a bracket that closes no other starts the count anew.
+            # As in the published code: a bracket that closes no other starts the count anew.
+            if not opened or opened.pop() != _PAIRS[sign]:
                 opened, deepest = [], 0
-                continue
-            opened.pop()
-            if deepest >= 5:
+            elif deepest >= 5:
                 return True
     return False
 
