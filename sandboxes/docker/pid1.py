@@ -27,14 +27,14 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sandboxes.local.inside import kernel, wire
 from sandboxes.local.inside.files import plain_files, wipe
-from sandboxes.local.inside.launch import Jail, Untrusted
+from sandboxes.local.inside.launch import Jail
 from sandboxes.local.inside.program import Script
-from sandboxes.local.inside.runs import Runs, report_fault, serve_session
+from sandboxes.local.inside.runs import Runs, ending, serve_session
 
 TOOLS = ("bash", "g++", "node", "javac", "go", "rustc", "tsc")
 _NOT_OF_THE_IMAGE = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_")
@@ -182,7 +182,7 @@ class StreamLink:
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
         self._order = order = json.loads(_read(struct.unpack("!I", _read(4))[0]))
-        fds = [_memory_file(size) for size in order["parts"]]
+        fds = [wire.sealed(_incoming(size)) for size in order["parts"]]
         self.stopped, self._limit, self._deadline = False, "", time.monotonic() + order["wall_s"]
         if order["order"] in ("run", "cell"):
             self._output = wire.Output(
@@ -244,15 +244,14 @@ def _read(count: int) -> bytes:
     return bytes(content)
 
 
-def _memory_file(size: int) -> int:
-    fd = os.memfd_create("part", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _incoming(size: int) -> Iterator[memoryview]:
+    """Bytes from the host, part by part, each in the one buffer."""
     while size:
         got = os.readv(0, [_VIEW[: min(size, _SIZE)]])
         if not got:
             os._exit(0)
         size -= got
-        wire.write_all(fd, _VIEW[:got])
-    return wire.seal(fd)
+        yield _VIEW[:got]
 
 
 def _send_file(name: str, fd: int, left: int) -> None:
@@ -298,7 +297,7 @@ def main() -> None:
     jail.prepare()
     jail.residue()  # what PID 1 itself holds
     link.send({"event": "up", **told}, [])
-    try:
+    with ending(link, runs):
         while True:
             runs.make()
             order, fds = link.receive()
@@ -308,9 +307,3 @@ def main() -> None:
                 link.send({"event": "ended"}, [])
             else:
                 runs.run(order, fds)
-    except Untrusted:
-        raise
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            report_fault(runs, error)
-        os._exit(71)

@@ -92,14 +92,14 @@ code = os.memfd_create("code")
 os.write(code, read(int(read(10))))
 sys.path.insert(0, f"/proc/self/fd/{code}")
 from sandboxes.docker import pid1
+from sandboxes.local.inside import launch
 os.close(code)
 del sys.path[0], read, code
-start = None
 try:
     pid1.main()
-except pid1.Untrusted as leap:
+except launch.Untrusted as leap:
     start = leap.start
-if start: start()
+start()
 """
 
 

@@ -30,12 +30,12 @@ _INSIDE = str(Path(__file__).parent)
 # Started in the folder of ``inside``, of which no argument tells, since every user sees those in /proc. ``start`` is
 # called at module level, so that no frame of the supervisor is left below the program's.
 _BOOT = (
-    "import os; from inside import supervisor; os.chdir('/')\n"
+    "import os; from inside import launch, supervisor; os.chdir('/')\n"
     "try:\n"
-    "    supervisor.main(); start = None\n"
-    "except supervisor.Untrusted as leap:\n"
+    "    supervisor.main()\n"
+    "except launch.Untrusted as leap:\n"
     "    start = leap.start\n"
-    "if start: start()\n"
+    "start()\n"
 )
 START_S = 20.0
 PIPE_BYTES = 1 << 16
@@ -118,7 +118,7 @@ class LocalSlot:
         output = wire.Output(order.limits.output_bytes, lambda index, part: kept[index].extend(part), buffer)
         with contextlib.closing(output):
             # In memory files: a message of the channel must not be longer than 64 KB.
-            fds = [wire.sealed(*part) if any(part) else os.open("/dev/null", os.O_RDONLY) for part in order.parts]
+            fds = [wire.sealed(part) if any(part) else os.open("/dev/null", os.O_RDONLY) for part in order.parts]
             message = {"init": self._serial, **order.message, "limits": asdict(order.limits)}
             self._order(message, [*fds, *output.hand_over()])
             ended = self._wait_for_end(output, wall_s, stop)
@@ -137,7 +137,7 @@ class LocalSlot:
         if message["order"] == "session":
             self._serial += 1
         with self._at_work():
-            self._order({"init": self._serial, **message}, [] if content is None else [wire.sealed(content)])
+            self._order({"init": self._serial, **message}, [] if content is None else [wire.sealed([content])])
             answer, fds = self._answer(GRACE_S if content is None else 30.0)
         found = b""
         for fd in fds:
@@ -167,9 +167,6 @@ class LocalSlot:
             wire.send(self._work, message, fds)
         except OSError as error:
             self._fail(f"it takes no orders ({error.strerror})", begun=False)
-        finally:
-            for fd in fds:
-                os.close(fd)
 
     def _answer(self, timeout_s: float = GRACE_S) -> tuple[dict[str, Any], list[int]]:
         """The answer to an order that involves no program."""
@@ -242,8 +239,7 @@ class LocalSlot:
             while self._gone < self._serial:
                 if not _readable(deadline - time.monotonic(), self._work):
                     self._fail("its programs could not be killed")
-                for fd in self._receive()[1]:  # of late messages that no caller waits for
-                    os.close(fd)
+                wire.close_all(self._receive()[1])  # of late messages that no caller waits for
 
     def _read_report(self, ended: Ended) -> None:
         """The report of init, or, where it was killed, of the zygote, which comes after it."""

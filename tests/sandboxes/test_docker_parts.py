@@ -382,7 +382,7 @@ def test_files_of_this_machines_python_for_an_image() -> None:
 
 
 def test_what_runs_inside_needs_nothing_of_the_package() -> None:
-    load, _ = _BOOT.split("start = ", 1)
+    load, _ = _BOOT.split("try:", 1)
     # Without site the package itself cannot be imported, as in a container.
     command = [sys.executable, "-I", "-S", "-c", load + "\nprint('sandboxes.docker.pid1' in sys.modules)"]
     code = b"%010d" % len(_code()) + _code()

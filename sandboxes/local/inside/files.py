@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from . import kernel, wire
+from . import kernel
 
 WORK = "/work"
 """The working folder of a run that has a file system of its own."""
@@ -21,10 +21,8 @@ def write_new(name: str, content: bytes, *, executable: bool = False) -> None:
     if folder:
         os.makedirs(folder, exist_ok=True)
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o755 if executable else 0o644)
-    try:
-        wire.write_all(fd, content)
-    finally:
-        os.close(fd)
+    with open(fd, "wb") as file:
+        file.write(content)
 
 
 def open_plain(folder: int, name: str) -> int | None:

@@ -219,10 +219,6 @@ def _children(pid: int) -> list[int]:
     children: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            file = os.open(f"/proc/{pid}/task/{thread}/children", os.O_RDONLY)
-            try:
-                while part := os.read(file, 1 << 16):
-                    children += map(int, part.split())
-            finally:
-                os.close(file)
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                children += map(int, file.read().split())
     return children

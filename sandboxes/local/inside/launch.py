@@ -114,8 +114,6 @@ class Child:
         """Send the order, and close ``fds``. A child that has died is noticed by :meth:`check_started`, not here."""
         with contextlib.suppress(OSError):
             wire.send(self.channel, message, fds)
-        for fd in fds:
-            os.close(fd)
 
     def check_started(self, *, excused: bool = False) -> list[int]:
         """Wait for :data:`STARTED`; returns the descriptors sent with it (the working folder, where that was asked
@@ -169,10 +167,10 @@ def _become(script: Script, jail: Jail) -> NoReturn:
         if message is None:
             os._exit(0)
         start = _ORDERS[message["order"]](message, fds, script, jail)
+        bound_resources(message)
         folder = [os.open(".", os.O_RDONLY | os.O_DIRECTORY)] if message.get("show_work") else []
         socket.send_fds(channel, [STARTED], folder)
-        for fd in folder:
-            os.close(fd)
+        wire.close_all(folder)
         if message["order"] != "cells":
             channel.close()  # before untrusted code runs, which could write to it
     except BaseException as error:
@@ -193,13 +191,14 @@ _OPEN_FILES = kernel.ZYGOTE_NAMESPACE_FD
 _STACK = 8 << 20
 
 
-def bound_resources(limits: Mapping[str, Any], *, cpu_s: float | None, others: int) -> None:
-    """``cpu_s``: processor time of each process; ``None`` for no bound (a session lives long).
+def bound_resources(message: Mapping[str, Any]) -> None:
+    """Set the limits of each process: those of an order.
 
-    ``others``: processes and threads that the same user has beside those of the run.
+    Its ``others`` are processes and threads that the same user has beside those of the run.
     """
+    limits = message["limits"]
     bounds = {
-        resource.RLIMIT_NPROC: limits["processes"] + others,
+        resource.RLIMIT_NPROC: limits["processes"] + message["others"],
         resource.RLIMIT_FSIZE: limits["files_mb"] << 20,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_CORE: 0,
@@ -209,9 +208,9 @@ def bound_resources(limits: Mapping[str, Any], *, cpu_s: float | None, others: i
         resource.RLIMIT_RTPRIO: 0,
         resource.RLIMIT_SIGPENDING: 1024,
     }
-    if cpu_s is not None:
+    if message["order"] == "program":  # a session lives long
         # The limit is per process; a run with several threads may use more processor time than wall time.
-        bounds[resource.RLIMIT_CPU] = math.ceil(cpu_s) * limits["processes"] + 2
+        bounds[resource.RLIMIT_CPU] = math.ceil(limits["wall_s"]) * limits["processes"] + 2
     for name, bound in bounds.items():
         _, hard = resource.getrlimit(name)
         value = bound if hard < 0 else min(bound, hard)  # raising a hard limit needs a capability
@@ -229,7 +228,6 @@ def _program(message: Mapping[str, Any], fds: list[int], script: Script, jail: J
         write_new(name, content, executable=name in head["executables"])
     os.close(fds[0])
     _take_streams(fds[1:])
-    bound_resources(message["limits"], cpu_s=message["limits"]["wall_s"], others=message["others"])
     environ = jail.environ(head["environ"])
     os.environ.update(environ)
     if head["argv"]:
@@ -241,7 +239,6 @@ def _program(message: Mapping[str, Any], fds: list[int], script: Script, jail: J
 def _cells(message: Mapping[str, Any], fds: list[int], script: Script, jail: Jail) -> Callable[[], object]:
     nothing = os.open("/dev/null", os.O_RDWR)
     _take_streams([os.dup(nothing), os.dup(nothing), nothing])
-    bound_resources(message["limits"], cpu_s=None, others=message["others"])
     os.environ.update(jail.environ(message["environ"]))
     draw_anew()
     return lambda: serve_cells(CHANNEL, script)
@@ -249,7 +246,6 @@ def _cells(message: Mapping[str, Any], fds: list[int], script: Script, jail: Jai
 
 def _command(message: Mapping[str, Any], fds: list[int], script: Script, jail: Jail) -> Callable[[], object]:
     _take_streams(fds)
-    bound_resources(message["limits"], cpu_s=None, others=message["others"])
     environ = jail.environ(message["environ"])
     return lambda: execute(message["argv"], environ)
 

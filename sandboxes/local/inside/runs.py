@@ -16,13 +16,13 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from . import wire
 from .files import open_plain, replace_file
 from .kernel import kill_all
-from .launch import Child, Jail, NotStartedError, fork_child
+from .launch import Child, Jail, NotStartedError, Untrusted, fork_child
 from .program import CODE_BYTES, TOKEN_BYTES, Script
 
 REAP_MS = 20
@@ -82,8 +82,6 @@ class SocketLink:
 
     def send(self, message: Mapping[str, Any], fds: list[int]) -> None:
         wire.send(self.work, message, fds)
-        for fd in fds:
-            os.close(fd)
 
     def wait(self, fds: list[int], timeout_ms: int | None) -> list[int]:
         watched = self.work if self._control is None else self._control
@@ -186,10 +184,28 @@ class Runs:
         return bool(folder)
 
 
-def report_fault(runs: Runs, error: BaseException) -> None:
+def _report_fault(link: Link, error: BaseException, *, begun: bool) -> None:
     """Tell the caller why this process fails, and whether a program may have begun."""
-    begun = runs.begun and not isinstance(error, NotStartedError)
-    runs.link.send({"event": "fault", "text": wire.describe(error), "begun": begun}, [])
+    link.send({"event": "fault", "text": wire.describe(error), "begun": begun}, [])
+
+
+@contextlib.contextmanager
+def ending(link: Link, runs: Runs | None = None) -> Iterator[None]:
+    """End this process after what is done here: with 0, or, after a fault, which the caller is told, with 71 (EX_OSERR
+    of sysexits.h). :class:`Untrusted` passes."""
+    code = 0
+    try:
+        yield
+    except Untrusted:
+        raise
+    except GoneError:
+        pass
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            begun = runs is None or (runs.begun and not isinstance(error, NotStartedError))
+            _report_fault(link, error, begun=begun)
+        code = 71
+    os._exit(code)
 
 
 def serve_runs(runs: Runs, link: SocketLink) -> dict[str, Any] | None:
@@ -215,7 +231,7 @@ def serve_runs(runs: Runs, link: SocketLink) -> dict[str, Any] | None:
             try:
                 runs.run(message, fds)
             except NotStartedError as error:
-                report_fault(runs, error)
+                _report_fault(link, error, begun=False)
             lost = 0
 
 
@@ -266,8 +282,7 @@ class _Session:
                 raise
             # More memory is held than this cell may: as if it had been asked for under this limit.
             self._drop()
-            for fd in fds:
-                os.close(fd)
+            wire.close_all(fds)
             status, usage = None, {"oom": 1, "peak": None}
         else:
             status = self._python_cell(message, fds) if self._command is None else self._other_cell(fds)

@@ -21,33 +21,27 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from . import kernel, wire
 from .cgroup import Cgroup, remove_folders
 from .jail import RUN_USER, LocalJail, build_tree, enter_tree
-from .launch import Untrusted
 from .program import Script
-from .runs import GoneError, Runs, SocketLink, report_fault, serve_runs, serve_session
+from .runs import GoneError, Runs, SocketLink, ending, serve_runs, serve_session
 from .workspace import Workspace
 
 
 def main() -> None:
-    """Entry: descriptors of both channels are arguments 1 and 2; the plan is the first message."""
+    """Entry: descriptors of both channels are arguments 1 and 2; the plan is the first message.
+
+    Raises :class:`Untrusted` in the process of a run.
+    """
     control, work = (_at_low_number(int(number)) for number in sys.argv[1:3])
     _reset_signals_and_limits()
-    plan, _ = wire.receive(control)
-    if plan is None:
-        return
-    try:
-        _supervise(plan, control, work)
-    except (Untrusted, SystemExit):
-        raise
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            wire.send(work, {"event": "fault", "text": wire.describe(error)})
-        # 70 and 71 are EX_SOFTWARE and EX_OSERR of sysexits.h; the caller reads the message, not the code.
-        raise SystemExit(70) from None
+    with ending(SocketLink(work)):
+        plan, _ = wire.receive(control)
+        if plan is not None:
+            _supervise(plan, control, work)
 
 
 def _at_low_number(fd: int) -> socket.socket:
@@ -78,7 +72,7 @@ def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.soc
         owner = os.pidfd_open(plan["owner"])
     if owner < 0 or plan["owner"] != os.getppid():  # it ended before we could look
         _clean_up(plan)
-        raise SystemExit(0)
+        return
     kernel.subreaper()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
@@ -86,9 +80,12 @@ def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.soc
         ours.close()
         os.close(owner)
         _become_zygote(plan, control, work, theirs.detach())
+        return
     theirs.close()
     # ``ours`` stays open: the jail notices by its hang-up that the supervisor has ended.
     jail = child if plan["workspace"] is not None else _follow(child, plan, ours)
+    if not jail:
+        return  # the reason has been sent already
     control.close()
     work.close()
     select.select([owner, os.pidfd_open(jail)], [], [])
@@ -111,6 +108,8 @@ def _clean_up(plan: Mapping[str, Any]) -> None:
 def _follow(child: int, plan: Mapping[str, Any], ours: socket.socket) -> int:
     """Wait until ``child`` has forked the zygote: ``unshare(CLONE_NEWPID)`` applies to the next child only.
 
+    Returns its process id; 0 where it could not be made.
+
     The process between ends at once, and the zygote becomes a child of the supervisor, which is its subreaper.
     """
     said = ours.recv(64)
@@ -121,24 +120,18 @@ def _follow(child: int, plan: Mapping[str, Any], ours: socket.socket) -> int:
         ours.send(b"mapped")
         said = ours.recv(64)
     os.waitpid(child, 0)
-    if not said:
-        raise SystemExit(71)  # the reason has been sent already
-    return int(said)
+    return int(said or 0)
 
 
 def _become_zygote(plan: Mapping[str, Any], control: socket.socket, work: socket.socket, supervisor: int) -> None:
     """Say to the supervisor "map" when this process waits for its id maps, then the process id of the zygote."""
-    try:
-        zygote = Zygote(plan, control, work, supervisor)
-        if plan["workspace"] is None:
-            zygote.unshare()
-            child = os.fork()
-            if child:
-                os.write(supervisor, b"%d" % child)
-                os._exit(0)
-    except BaseException as error:
-        wire.send(work, {"event": "fault", "text": wire.describe(error)})
-        os._exit(71)
+    zygote = Zygote(plan, control, work, supervisor)
+    if plan["workspace"] is None:
+        zygote.unshare()
+        child = os.fork()
+        if child:
+            os.write(supervisor, b"%d" % child)
+            return
     zygote.serve()
 
 
@@ -197,26 +190,7 @@ class Zygote:
                 file.write(text)
 
     def serve(self) -> None:
-        """Enter the jail and fork runs until the caller or the supervisor is gone.
-
-        Raises :class:`Untrusted` in a run.
-        """
-        code = 71
-        try:
-            self._enter()
-            wire.send(self._link.work, {"event": "up"})
-            self._loop()
-            code = 0
-        except Untrusted:
-            raise
-        except GoneError:
-            code = 0
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                wire.send(self._link.work, {"event": "fault", "text": wire.describe(error)})
-        os._exit(code)
-
-    def _enter(self) -> None:
+        """Enter the jail and fork runs until the caller or the supervisor is gone."""
         if self._workspace is None:
             self._enter_namespaces()
         else:
@@ -231,6 +205,8 @@ class Zygote:
         for name in self._plan["preload"]:
             importlib.import_module(name)
         _pipes_for_streams()
+        wire.send(self._link.work, {"event": "up"})
+        self._loop()
 
     def _enter_namespaces(self) -> None:
         socket.sethostname("sandbox")
@@ -309,11 +285,11 @@ class Zygote:
             self._serve_one(script, order)
         return run
 
-    def _serve_one(self, script: Script, order: dict[str, Any] | None) -> NoReturn:
+    def _serve_one(self, script: Script, order: dict[str, Any] | None) -> None:
         """An init: set up the place, wait for the order (unless given), carry it out, and exit."""
         jail = LocalJail(self._cgroup, self._workspace, many_users=self._many_users)
         runs = Runs(script, SocketLink(self._link.work), jail)
-        try:
+        with ending(runs.link, runs):
             jail.prepare()
             runs.make()
             message, fds = (order, []) if order else runs.link.receive()
@@ -321,27 +297,18 @@ class Zygote:
             while message is not None and (
                 message["order"] not in ("run", "session") or message["init"] != self._link.serial
             ):
-                for fd in fds:
-                    os.close(fd)
+                wire.close_all(fds)
                 message, fds = runs.link.receive()
             if message is None:
-                os._exit(0)
+                return
             if message["order"] == "session":
                 serve_session(runs, message)
-                os._exit(0)
+                return
             shown = runs.run(message, fds)
             if shown and jail.workspace is not None:
                 # "fetched", or the caller is gone: only then may the next init clear the folder.
                 wire.receive(self._link.work)
             os._exit(_RAN)
-        except Untrusted:
-            raise
-        except GoneError:
-            os._exit(0)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                report_fault(runs, error)
-            os._exit(71)
 
     def _watch(self, init: int) -> int | None:
         """Wait for the end of an init and report it; returns its wait status, or ``None`` where it failed."""

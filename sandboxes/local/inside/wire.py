@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 # A longer packet would be cut off by the kernel; long contents go into memory files.
@@ -18,7 +18,7 @@ _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEA
 _ADD_SEALS = 1033
 
 
-def sealed(*parts: bytes) -> int:
+def sealed(parts: Iterable[bytes | memoryview]) -> int:
     """A sealed memory file with these bytes, which no process can change, at offset 0."""
     fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -27,7 +27,9 @@ def sealed(*parts: bytes) -> int:
     except BaseException:
         os.close(fd)
         raise
-    return seal(fd)
+    fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def write_all(fd: int, content: bytes | memoryview) -> None:
@@ -35,13 +37,6 @@ def write_all(fd: int, content: bytes | memoryview) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def seal(fd: int) -> int:
-    """Seal a memory file, and set its offset to 0."""
-    fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 def unpack(fd: int) -> tuple[dict[str, Any], Iterator[bytes]]:
@@ -59,9 +54,18 @@ def unpack(fd: int) -> tuple[dict[str, Any], Iterator[bytes]]:
 
 
 def send(channel: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one message; ``fds`` are duplicated into the receiver."""
+    """Send one message; ``fds`` are duplicated into the receiver, and closed here in any case."""
     control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    channel.sendmsg([json.dumps(message).encode()], control, socket.MSG_NOSIGNAL)
+    try:
+        channel.sendmsg([json.dumps(message).encode()], control, socket.MSG_NOSIGNAL)
+    finally:
+        close_all(fds)
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -139,5 +143,4 @@ class Output:
                 pass
 
     def close(self) -> None:
-        for fd in (*self.readers, *self._writers):
-            os.close(fd)
+        close_all((*self.readers, *self._writers))
