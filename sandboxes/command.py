@@ -78,12 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     try:
         return _serve(options)
-    except (ConfigError, MissingExtraError) as error:
-        print(f"roll-sandbox: error: {error}", file=sys.stderr)
-        return 2
     except RollError as error:
         print(f"roll-sandbox: error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError | MissingExtraError) else 1
     except KeyboardInterrupt:
         # 128 and the number of SIGINT, as a shell reports it.
         return 130

@@ -45,9 +45,8 @@ class Ended:
         """A limit that ended the program takes precedence over its exit status."""
         report = self.report or {}
         raw = report.get("status")
-        ending = None if raw is None else os.waitstatus_to_exitcode(raw)  # negative: a signal
-        code = ending if ending is not None and ending >= 0 else None
-        by = -ending if ending is not None and ending < 0 else None
+        code = os.WEXITSTATUS(raw) if raw is not None and os.WIFEXITED(raw) else None
+        by = os.WTERMSIG(raw) if raw is not None and os.WIFSIGNALED(raw) else None
         status: RunStatus = "ok" if code == 0 else "error"
         # Any out-of-memory kill counts, also of a child of a program that then went on.
         if self.oom:

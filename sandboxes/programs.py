@@ -147,19 +147,15 @@ def check_path(path: str, what: str) -> str:
     return short
 
 
-def _environment(place: Place, extra: Mapping[str, str]) -> dict[str, str]:
-    for name, value in extra.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise ConfigError(f"environ: {name!r} is not a name with a value that an environment can hold")
-    return {**place.environ, **extra}
-
-
 def order(program: Program, limits: Limits, place: Place, binary: bytes | None = None) -> Order:
     """The order to run a program; for compiled languages to run the binary, see :func:`compile_order`."""
     row = _usable(program.language, limits, place)
     for value in program.arguments:
         if "\0" in value:
             raise ConfigError(f"arguments: {value!r} holds a NUL, which no argument can")
+    for name, value in program.environ.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ConfigError(f"environ: {name!r} is not a name with a value that an environment can hold")
     if program.language != "python":
         command = row.command(place.tools[program.language], limits.memory_mb)
     elif any(name.startswith("PYTHON") for name in program.environ):  # read when an interpreter starts
@@ -210,7 +206,7 @@ def _order(
         "executables": list(executables),
         "argv": [*command, *program.arguments] if command else None,
         "arguments": program.arguments,
-        "environ": _environment(place, program.environ),
+        "environ": {**place.environ, **program.environ},
     }
     fetch = [check_path(path, "fetch") for path in program.fetch]
     payload = pack(head, [source, *files.values(), *executables.values()])
@@ -242,5 +238,5 @@ def opening(language: Language, limits: Limits, place: Place) -> dict[str, Any]:
     """The message that opens a session; ``command`` is ``None`` for Python, else it gets the cell's file name."""
     row = _usable(language, limits, place)
     command = None if language == "python" else row.cell(place.tools[language], limits.memory_mb)
-    given = {"command": command, "main": row.main, "environ": _environment(place, {})}
+    given = {"command": command, "main": row.main, "environ": dict(place.environ)}
     return {"order": "session", **given, "limits": asdict(limits)}

@@ -34,8 +34,9 @@ class Channel:
     PID 1 (see ``pid1``).
     """
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, before: bytes = b"") -> None:
+        """``before`` is sent ahead of the first request."""
+        self._before = before
         self._socket = getattr(stream, "_sock", stream)  # the SDK wraps unix and tcp sockets in a file
         self._engine_bytes = bytearray()
         self._bytes = bytearray()
@@ -48,10 +49,8 @@ class Channel:
         poll.register(self._socket, select.POLLIN)
         return not self._bytes and not self._engine_bytes and not poll.poll(0)
 
-    def request(
-        self, header: Mapping[str, Any], body: Sequence[bytes], *, deadline: float, before: Sequence[bytes] = ()
-    ) -> Reply:
-        """Send a request and read its reply; ``deadline`` is of ``time.monotonic``, ``before`` is sent first.
+    def request(self, header: Mapping[str, Any], body: Sequence[bytes], *, deadline: float) -> Reply:
+        """Send a request and read its reply; ``deadline`` is of ``time.monotonic``.
 
         Raises ``TimeoutError`` at the deadline, and ``ConnectionError``, with the last output on stderr, where the
         container or the connection to it is gone. PID 1 writes nothing before it has read the whole request, so the two
@@ -62,7 +61,8 @@ class Channel:
         try:
             self._allow_until(deadline)
             # One write, so that each process on the way is woken once.
-            self._socket.sendall(b"".join([*before, struct.pack("!I", len(text)), text, *body]))
+            self._socket.sendall(b"".join([self._before, struct.pack("!I", len(text)), text, *body]))
+            self._before = b""
             while not reply.result:
                 self._take_frame(reply, deadline)
         except TimeoutError:
@@ -77,9 +77,6 @@ class Channel:
         if reply.result.get("id") != header["id"]:
             raise ConnectionError(f"an answer to another request ({reply.result.get('id')!r})")
         return reply
-
-    def close(self) -> None:
-        self._stream.close()
 
     def _take_frame(self, reply: Reply, deadline: float) -> None:
         kind, length = struct.unpack("!cI", self._read(5, deadline))

@@ -83,14 +83,9 @@ class Engine:
             self._version = client.api.api_version
             self.info: dict[str, Any] = client.info()
 
-    @contextlib.contextmanager
-    def client(self) -> Iterator[Any]:
+    def client(self) -> contextlib.closing[Any]:
         """A client, to be used by one thread."""
-        client = self._connect()
-        try:
-            yield client
-        finally:
-            client.close()
+        return contextlib.closing(self._connect())
 
     def _connect(self) -> Any:
         options: dict[str, Any] = {"timeout": API_TIMEOUT_S}
@@ -109,29 +104,32 @@ class Engine:
 
     # -- images --------------------------------------------------------------------------------------------------------
 
-    def check_image(self, name: str) -> None:
-        """Raise :class:`ConfigError` where the engine has no such image. Nothing is ever pulled."""
+    def image_id(self, name: str) -> str:
+        """What an image is, whatever its name; empty where the engine has none of that name."""
         with self.client() as client, _engine_errors(f"look for the image {name!r}"):
             try:
-                client.images.get(name)
+                return str(client.images.get(name).id)
             except self._sdk.errors.ImageNotFound:
+                return ""
+
+    def check_image(self, name: str) -> None:
+        """Raise :class:`ConfigError` where the engine has no such image. Nothing is ever pulled."""
+        if not self.image_id(name):
+            with self.client() as client, _engine_errors("list its images"):
                 have = sorted({tag for image in client.images.list() for tag in image.tags})
-                raise ConfigError(
-                    f"the engine has no image {name!r} (it has: {', '.join(have) or 'none'}); get it: docker pull "
-                    f"{name} (the sandbox never does so by itself), or build one: docs/sandboxes.md"
-                ) from None
+            raise ConfigError(
+                f"the engine has no image {name!r} (it has: {', '.join(have) or 'none'}); get it: docker pull "
+                f"{name} (the sandbox never does so by itself), or build one: docs/sandboxes.md"
+            )
 
     def build(self, tag: str, *, dockerfile: str = "", folder: Path | None = None) -> None:
         """Build an image of ``folder``, or of the text of a Dockerfile, where there is none of that name yet.
 
         Its steps reach no network, and nothing is pulled. Raises :class:`ConfigError` with what a failed step said.
         """
+        if self.image_id(tag):
+            return
         with self.client() as client, _engine_errors(f"build the image {tag!r}"):
-            try:
-                client.images.get(tag)
-                return
-            except self._sdk.errors.ImageNotFound:
-                pass
             text = io.BytesIO(dockerfile.encode())
             given: dict[str, Any] = {"fileobj": text} if folder is None else {"path": str(folder)}
             try:
@@ -147,36 +145,20 @@ class Engine:
                     raise ConfigError(f"the image of {folder or dockerfile!r} cannot be built: {error}") from error
                 raise
 
-    def image_id(self, name: str) -> str:
-        """What an image is, whatever its name."""
-        with self.client() as client, _engine_errors(f"look at the image {name!r}"):
-            return str(client.images.get(name).id)
-
     # -- containers ----------------------------------------------------------------------------------------------------
 
     def spawn(self, plan: Plan, shape: Shape, command: list[str]) -> Spawned:
         """Make a container, attach to its streams, and start it."""
-        client = self._connect()
-        container = None
-        try:
-            with _engine_errors("start a container"):
-                container = client.containers.create(
-                    plan.image,
-                    command,
-                    entrypoint="",
-                    name=f"roll-sandbox-{uuid.uuid4().hex[:12]}",
-                    **_options(plan, shape),
-                    **({} if plan.runtime is None else {"runtime": plan.runtime}),
-                )
-                # Attached before the start, so that no output is missed.
-                streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-                stream = client.api.attach_socket(container.id, params=streams)
-                container.start()
-        except BaseException:
-            if container is not None:
-                self._remove(container)
-            client.close()
-            raise
+        with contextlib.ExitStack() as failed, _engine_errors("start a container"):
+            client = failed.enter_context(self.client())
+            name = f"roll-sandbox-{uuid.uuid4().hex[:12]}"
+            container = client.containers.create(plan.image, command, entrypoint="", name=name, **_options(plan, shape))
+            failed.callback(self._remove, container)
+            # Attached before the start, so that no output is missed.
+            streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+            stream = client.api.attach_socket(container.id, params=streams)
+            container.start()
+            failed.pop_all()
         return Spawned(container=container, stream=stream)
 
     def set_memory(self, spawned: Spawned, memory_mb: int) -> None:
@@ -233,6 +215,7 @@ def _check_listening(where: str) -> None:
 def _options(plan: Plan, shape: Shape) -> dict[str, Any]:
     shm_mb = min(16, shape.files_mb)
     return {
+        "runtime": plan.runtime,  # None: that of the engine
         "user": USER,
         "working_dir": "/",
         "environment": {"PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},

@@ -27,26 +27,22 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sandboxes.local.inside import kernel, wire
+from sandboxes.local.inside.cgroup import numbers, path_of
 from sandboxes.local.inside.files import plain_files, wipe
 from sandboxes.local.inside.launch import Jail
 from sandboxes.local.inside.program import Script
 from sandboxes.local.inside.runs import Runs, ending, serve_session
 
-TOOLS = ("bash", "g++", "node", "javac", "go", "rustc", "tsc")
 _NOT_OF_THE_IMAGE = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_")
-# Paths of cgroup version 2, then of version 1.
-_ROOT = "/sys/fs/cgroup"
-_PEAKS = (f"{_ROOT}/memory.peak", f"{_ROOT}/memory/memory.max_usage_in_bytes")
-_STAT = (f"{_ROOT}/memory.stat", f"{_ROOT}/memory/memory.stat")
-_EVENTS = (f"{_ROOT}/memory.events", f"{_ROOT}/memory/memory.oom_control")
+_CGROUPS = ({"unified": "/sys/fs/cgroup"}, {"memory": "/sys/fs/cgroup/memory"})
 
 
-def gather() -> dict[str, Any]:
-    """Facts as the kernel reports them; the host decides what they mean."""
+def gather(tools: Iterable[str]) -> dict[str, Any]:
+    """Facts as the kernel reports them, and where these tools are; the host decides what they mean."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     with open("/proc/net/dev", encoding="ascii") as file:
@@ -63,36 +59,31 @@ def gather() -> dict[str, Any]:
         "networks": networks,
         "read_only": bool(os.statvfs("/").f_flag & os.ST_RDONLY),
         "environ": {k: v for k, v in os.environ.items() if k not in _NOT_OF_THE_IMAGE},
-        "tools": {name: path for name in TOOLS if (path := shutil.which(name))},
+        "tools": {name: path for name in tools if (path := shutil.which(name))},
     }
 
 
 def memory_peak() -> int:
     """Peak memory of the container since it started, in bytes."""
-    return int(_first(_PEAKS) or 0)
+    return int(_kept("peak") or 0)
 
 
 def oom_kills() -> int:
     """Out-of-memory kills since the container started."""
-    return _numbers(_EVENTS).get("oom_kill", 0)
+    return numbers(_kept("events")).get("oom_kill", 0)
 
 
 def memory_held() -> int:
     """Bytes of processes and of files in memory; without what the kernel can drop."""
-    numbers = _numbers(_STAT)
+    stat = numbers(_kept("stat"))
     # Version 2, then version 1, whose "rss" is without shared memory.
-    return numbers.get("anon", numbers.get("rss", 0)) + numbers.get("shmem", 0)
+    return stat.get("anon", stat.get("rss", 0)) + stat.get("shmem", 0)
 
 
-def _numbers(paths: tuple[str, ...]) -> dict[str, int]:
-    """A file of lines with a name and a number."""
-    return {name: int(value) for name, _, value in (line.partition(" ") for line in _first(paths).splitlines())}
-
-
-def _first(paths: tuple[str, ...]) -> str:
-    """The content of the first path that exists."""
-    for path in paths:
-        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+def _kept(purpose: str) -> str:
+    """What the kernel keeps in a file of the container's cgroup; empty where there is none."""
+    for folders in _CGROUPS:
+        with contextlib.suppress(OSError), open(path_of(folders, purpose), encoding="ascii") as file:
             return file.read()
     return ""
 
@@ -116,6 +107,8 @@ class ContainerJail(Jail):
 
     def __init__(self) -> None:
         self.user = os.getuid()
+        # Containers share a user, so RLIMIT_NPROC would count their processes too; the cgroup counts those of this one.
+        self.others = 1 << 20
         self._before = (0, 0)
         self._empty = 0
 
@@ -162,9 +155,6 @@ class ContainerJail(Jail):
     def usage(self) -> dict[str, Any]:
         peak = memory_peak()
         return {"oom": oom_kills() - self._before[0], "peak": peak if peak > self._before[1] else None}
-
-    def others(self) -> int:
-        return 1 << 20  # containers share a user, so RLIMIT_NPROC would count their processes too; the cgroup does it
 
 
 class StreamLink:
@@ -281,7 +271,8 @@ def _protect() -> None:
 def main() -> None:
     """Answer orders until the host is gone. Raises :class:`Untrusted` in forked processes.
 
-    The first order is ``hello``: import common modules, install the filter, report the facts about this container.
+    The first order is ``hello``: import common modules, install the filter, report the facts about this container and
+    where its tools are.
     """
     _protect()
     jail = ContainerJail()
@@ -290,7 +281,7 @@ def main() -> None:
     for name in hello["preload"]:
         importlib.import_module(name)
     kernel.set_seccomp(bytes.fromhex(hello["filter"]))
-    told = gather()
+    told = gather(hello["tools"])
     runs = Runs(Script(), link, jail)
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, pages that forks share

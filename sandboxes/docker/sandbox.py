@@ -82,10 +82,10 @@ def _place(facts: dict[str, Any], image: str) -> Place:
             "it that has (docs/sandboxes.md)"
         )
 
-    tools = [(language, row.tool) for language, row in ROWS.items() if language != "python"]
+    found = {language: facts["tools"].get(row.tool) for language, row in ROWS.items() if language != "python"}
     return Place(
         environ={**facts["environ"], "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "sandbox"},
-        tools={language: facts["tools"][tool] for language, tool in tools if tool in facts["tools"]},
+        tools={language: path for language, path in found.items() if path},
         python=facts["executable"],
         refuse=refuse,
     )

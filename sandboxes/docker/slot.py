@@ -26,7 +26,7 @@ from sandboxes.docker.pid1 import MOST_RESIDUE
 from sandboxes.local.inside import seccomp
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.pool import Ended, NotBegunError
-from sandboxes.programs import Order
+from sandboxes.programs import ROWS, Order
 from sandboxes.slots import FETCH_BYTES
 
 
@@ -130,11 +130,12 @@ class ContainerSlot:
         self._spawned = engine.spawn(plan, shape, ["python3", "-s", "-c", _BOOT])
         self._broken = self._used_up = False
         try:
-            self._channel = Channel(self._spawned.stream)
             code = _code()
+            self._channel = Channel(self._spawned.stream, b"%010d" % len(code) + code)
             calls = seccomp.build(machine, seccomp.Rules(one_container=True)).hex()
-            hello = {"order": "hello", "preload": PRELOADED, "filter": calls}
-            reply = self._request(hello, wall_s=START_S, before=[b"%010d" % len(code), code])
+            tools = [row.tool for row in ROWS.values()]
+            hello = {"order": "hello", "preload": PRELOADED, "filter": calls, "tools": tools}
+            reply = self._request(hello, wall_s=START_S)
             if reply is None:
                 raise SandboxError(f"PID 1 itself does not fit into {plan.memory_mb} MB; raise Limits.memory_mb")
             self.facts = reply.result
@@ -217,12 +218,7 @@ class ContainerSlot:
         return reply
 
     def _request(
-        self,
-        message: Mapping[str, Any],
-        parts: Sequence[Sequence[bytes]] = (),
-        *,
-        wall_s: float,
-        before: Sequence[bytes] = (),
+        self, message: Mapping[str, Any], parts: Sequence[Sequence[bytes]] = (), *, wall_s: float
     ) -> Reply | None:
         """Ask PID 1 for something that takes up to ``wall_s``; ``None``: the kernel killed the whole container.
 
@@ -233,7 +229,7 @@ class ContainerSlot:
         header = {**message, "id": secrets.token_hex(8), "wall_s": wall_s, "parts": sizes}
         body = [piece for part in parts for piece in part]
         try:
-            reply = self._channel.request(header, body, deadline=time.monotonic() + wall_s + GRACE_S, before=before)
+            reply = self._channel.request(header, body, deadline=time.monotonic() + wall_s + GRACE_S)
         except TimeoutError:
             self._broken = True
             raise SandboxError(

@@ -6,11 +6,12 @@ import atexit
 import contextlib
 import os
 import secrets
+import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from .inside.cgroup import remove_folders
+from .inside.cgroup import path_of, paths_of_tasks, remove_folders
 
 PREFIX = "roll-sandbox-"
 
@@ -68,13 +69,9 @@ def find_cgroup_parent() -> tuple[CgroupParent | None, str]:
     """A parent that works (tried by making, limiting and entering a cgroup), or ``None`` and the reason."""
     reasons = []
     for parents in _candidates():
-        place = CgroupParent(parents)
+        place, folders = CgroupParent(parents), dict[str, str]()
         try:
             folders = place.make()
-        except OSError as error:
-            reasons.append(f"{error.strerror}: {error.filename}")
-            continue
-        try:
             _try_out(folders)
         except OSError as error:
             reasons.append(f"{error.strerror}: {error.filename or folders}")
@@ -87,25 +84,14 @@ def find_cgroup_parent() -> tuple[CgroupParent | None, str]:
 
 def _try_out(folders: Mapping[str, str]) -> None:
     """Raise ``OSError`` where a controller is missing or a process may not be moved in."""
-    unified = "unified" in folders
-    memory = folders["unified" if unified else "memory"]
-    pids = folders["unified" if unified else "pids"]
-    Path(memory, "memory.max" if unified else "memory.limit_in_bytes").write_text(str(1 << 30), encoding="ascii")
-    Path(pids, "pids.max").write_text("64", encoding="ascii")
-    for folder in folders.values():
-        _enter_in_child(Path(folder, "cgroup.procs" if unified else "tasks"))
-
-
-def _enter_in_child(tasks: Path) -> None:
-    """Let ``sh`` move itself in; a fork of this process, which may have threads, would not be safe."""
-    import subprocess
-
-    # 0 stands for the process that writes it.
-    done = subprocess.run(
-        ["/bin/sh", "-c", 'echo 0 > "$0"', str(tasks)], env={}, stderr=subprocess.DEVNULL, timeout=10, check=False
-    )
-    if done.returncode:
-        raise PermissionError(1, "no process may be moved to", str(tasks))
+    Path(path_of(folders, "limit")).write_text(str(1 << 30), encoding="ascii")
+    Path(path_of(folders, "processes")).write_text("64", encoding="ascii")
+    for tasks in paths_of_tasks(folders):
+        # ``sh`` moves itself in (0 stands for the process that writes it); a fork of this process, which may have
+        # threads, would not be safe.
+        enter = ["/bin/sh", "-c", 'echo 0 > "$0"', tasks]
+        if subprocess.run(enter, env={}, stderr=subprocess.DEVNULL, timeout=10, check=False).returncode:
+            raise PermissionError(1, "no process may be moved to", tasks)
 
 
 def _candidates() -> Iterator[dict[str, Path]]:
@@ -141,22 +127,18 @@ def _mounts() -> dict[str, tuple[str, Path]]:
             left, _, right = line.partition(" - ")
             kind, _, options = right.split(" ", 2)
             _, _, _, root, place, *_ = left.split(" ")
-            if kind == "cgroup2":
-                found.setdefault("unified", (root, Path(place)))
-            elif kind == "cgroup":
-                for controller in options.split(","):
-                    found.setdefault(controller, (root, Path(place)))
+            for controller in {"cgroup2": ["unified"], "cgroup": options.split(",")}.get(kind, ()):
+                found.setdefault(controller, (root, Path(place)))
     return found
 
 
 def _own_groups() -> dict[str, str]:
     """Controller (empty for version 2) -> the group that this process is in."""
-    groups = {}
+    groups = dict[str, str]()
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
-            for controller in controllers.split(","):
-                groups[controller] = path
+            groups |= dict.fromkeys(controllers.split(","), path)
     return groups
 
 

@@ -21,6 +21,7 @@ _LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32")
 _ROOT_LINKS = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
 _TOOL_FOLDERS = ("/usr/bin", "/usr/sbin", "/usr/include", "/usr/libexec", "/etc/alternatives")
 _SHARED = ("/usr/share/zoneinfo", "/usr/share/nodejs", "/usr/share/perl", "/usr/share/perl5", "/usr/share/awk")
+_LIBRARY_CACHE = "/etc/ld.so.cache"
 _BASES = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")
 PACKAGES = "/packages"
 LIBRARIES = "/packages/libraries"
@@ -72,28 +73,26 @@ def installed_languages() -> tuple[Language, ...]:
 def view_of_host(languages: Sequence[Language], python_paths: Sequence[str]) -> View:
     """Decide what to show. Raises :class:`ConfigError` for a path or language that this machine does not have."""
     tools: dict[Language, str] = {name: find_tool(name) for name in languages if name != "python"}
-    packages = [(path, f"{PACKAGES}/{number}") for number, path in enumerate(_checked_paths(python_paths))]
+    _check_paths(python_paths)
+    packages = [(path, f"{PACKAGES}/{number}") for number, path in enumerate(python_paths)]
     libraries = [(path, f"{LIBRARIES}/{os.path.basename(path)}") for path in _library_folders()]
-    interpreter = interpreter_paths()
-    binds = [*interpreter, *(p for p in _LIBRARIES if os.path.isdir(p) and not os.path.islink(p))]
+    # Those that this machine does not have are left out below.
+    binds = [*interpreter_paths(), *(path for path in _LIBRARIES if not os.path.islink(path)), *_SHARED, _LIBRARY_CACHE]
     links = dict(_LINKS)
     for name in _ROOT_LINKS:
         if os.path.islink(name):
             links[name] = os.readlink(name)
-        elif os.path.isdir(name) and (tools or name.startswith("/lib")):
+        elif tools or name.startswith("/lib"):
             binds.append(name)
-    if os.path.isfile("/etc/ld.so.cache"):
-        binds.append("/etc/ld.so.cache")
     if tools:
         binds += _TOOL_FOLDERS
-    binds += _SHARED
     for language, tool in tools.items():
         real = os.path.realpath(tool)
         binds += {tool, real, *([os.path.dirname(os.path.dirname(real))] if ROWS[language].home else [])}
         binds += {path for pattern in ROWS[language].configuration for path in glob.glob(pattern)}
     shown = _without_nested(path for path in binds if os.path.exists(path))
     for path in shown:
-        if not path.startswith("/etc/") and any(path == own or path.startswith(own + "/") for own in _OURS):
+        if not path.startswith("/etc/") and _inside(path, _OURS):
             raise SandboxError(
                 f"{path} cannot be shown in the jail: programs find their own {path.split('/')[1]!r} there; "
                 "use a Python that is installed elsewhere"
@@ -118,11 +117,10 @@ def executable() -> str:
 
 def interpreter_paths() -> list[str]:
     """Folders and files of the Python that runs us."""
-    prefix = sys.base_prefix
-    standard = sysconfig.get_paths(vars={"base": prefix, "platbase": sys.base_exec_prefix})
+    prefix, modules = sys.base_prefix, [_STANDARD["stdlib"], _STANDARD["platstdlib"]]
     if prefix == "/usr":
-        return [executable(), os.path.realpath(executable()), standard["stdlib"], standard["platstdlib"]]
-    return [f"{prefix}/bin", f"{prefix}/lib", f"{prefix}/lib64", standard["stdlib"], standard["platstdlib"]]
+        return [executable(), os.path.realpath(executable()), *modules]
+    return [f"{prefix}/bin", f"{prefix}/lib", f"{prefix}/lib64", *modules]
 
 
 def readable_parts(view: View) -> list[str]:
@@ -151,11 +149,12 @@ def readable_by_all(path: str) -> bool:
 
 def _site_packages(shown: Sequence[str]) -> set[str]:
     """Folders of installed packages inside the shown standard library; they are hidden from programs."""
-    paths = {sysconfig.get_paths(vars={"base": sys.base_prefix, "platbase": sys.base_exec_prefix})[k] for k in _SITES}
-    paths |= {p for pattern in _SITE_PATTERNS for p in glob.glob(pattern)}
+    paths = [*(_STANDARD[key] for key in _SITES), *(p for pattern in _SITE_PATTERNS for p in glob.glob(pattern))]
     return {p for p in paths if os.path.isdir(p) and _inside(p, shown)}
 
 
+_STANDARD = sysconfig.get_paths(vars={"base": sys.base_prefix, "platbase": sys.base_exec_prefix})
+"""Folders of the Python that a virtual environment is made of."""
 _SITES = ("purelib", "platlib")
 # Packages of the distribution's own Pythons, which lie below folders that are shown.
 _SITE_PATTERNS = ("/usr/lib*/python*/site-packages", "/usr/lib*/python*/dist-packages")
@@ -184,7 +183,7 @@ def _lacking(language: Language) -> list[str]:
     return [name for name in (row.tool, *row.needs) if shutil.which(name) is None]
 
 
-def _checked_paths(paths: Sequence[str]) -> list[str]:
+def _check_paths(paths: Sequence[str]) -> None:
     for path in paths:
         if not os.path.isabs(path) or os.path.normpath(path) != path or not os.path.isdir(path):
             raise ConfigError(f"python_paths: {path!r} is not an absolute, normalised path of an existing folder")
@@ -192,7 +191,6 @@ def _checked_paths(paths: Sequence[str]) -> list[str]:
             raise ConfigError(
                 f"python_paths: {path!r} cannot be read by other users, as which programs run: chmod o+rx"
             )
-    return list(paths)
 
 
 def _library_folders() -> list[str]:

@@ -124,13 +124,11 @@ class LocalSlot:
             ended = self._wait_for_end(output, wall_s, stop)
         ended.stdout, ended.stderr = (bytes(part) for part in kept)
         if self._folder is not None:
-            try:
-                ended.files = _fetch(self._folder, order.fetch)
-            finally:
-                # Without namespaces the next run clears the folder of this one, so init waits until it has been read.
-                with contextlib.suppress(OSError):  # init is gone: the next order finds that out
-                    if self._workspace:
-                        wire.send(self._work, {"order": "fetched"})
+            ended.files = _fetch(self._folder, order.fetch)
+            # Without namespaces the next run clears the folder of this one, so init waits until it has been read.
+            with contextlib.suppress(OSError):  # init is gone: the next order finds that out
+                if self._workspace:
+                    wire.send(self._work, {"order": "fetched"})
         return ended
 
     def ask(self, message: Mapping[str, Any], content: bytes | None = None) -> tuple[dict[str, Any], bytes]:

@@ -187,9 +187,9 @@ class _Wire:
     """A container's end of an attached connection."""
 
     def __init__(self) -> None:
-        self.ours, theirs = socket.socketpair()
+        self.ours, self._theirs = socket.socketpair()
         self.ours.settimeout(10)
-        self.channel = Channel(theirs)
+        self.channel = Channel(self._theirs)
 
     def read_request(self) -> tuple[dict[str, Any], bytes]:
         (length,) = struct.unpack("!I", self._read(4))
@@ -210,7 +210,7 @@ class _Wire:
 
     def close(self) -> None:
         self.ours.close()
-        self.channel.close()
+        self._theirs.close()
 
 
 def _frame(kind: bytes, content: bytes) -> bytes:

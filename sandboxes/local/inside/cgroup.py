@@ -6,25 +6,49 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 
+_FILES = {
+    "limit": ("memory.limit_in_bytes", "memory.max"),
+    "usage": ("memory.usage_in_bytes", "memory.current"),
+    "peak": ("memory.max_usage_in_bytes", "memory.peak"),
+    "swap": ("memory.memsw.limit_in_bytes", "memory.swap.max"),
+    "events": ("memory.oom_control", "memory.events"),
+    "stat": ("memory.stat", "memory.stat"),
+    "processes": ("pids.max", "pids.max"),
+    "tasks": ("tasks", "cgroup.procs"),
+}
+"""What a file of a cgroup is for -> its name in version 1, and in version 2."""
+
+
+def path_of(folders: Mapping[str, str], purpose: str) -> str:
+    """A file of a cgroup; ``folders``: those of its controllers, or of version 2 the one, ``unified``."""
+    v2 = "unified" in folders
+    controller = "unified" if v2 else "pids" if purpose == "processes" else "memory"
+    return f"{folders[controller]}/{_FILES[purpose][v2]}"
+
+
+def paths_of_tasks(folders: Mapping[str, str]) -> list[str]:
+    """The files to which a process is written that joins the cgroup."""
+    return [f"{folder}/{_FILES['tasks']['unified' in folders]}" for folder in folders.values()]
+
+
+def numbers(text: str) -> dict[str, int]:
+    """A file of lines with a name and a number."""
+    return {name: int(value) for name, _, value in (line.partition(" ") for line in text.splitlines())}
+
 
 class Cgroup:
     """Limits memory and number of processes by cgroups of version 1 or 2, which are made and removed outside."""
 
     def __init__(self, folders: Mapping[str, str]) -> None:
         self._v2 = "unified" in folders
-        memory = folders["unified" if self._v2 else "memory"]
-        pids = folders["unified" if self._v2 else "pids"]
-        names = ("memory.max", "memory.events", "memory.peak") if self._v2 else _MEMORY_V1
-        self._limit = os.open(f"{memory}/{names[0]}", os.O_RDWR)
-        self._events = os.open(f"{memory}/{names[1]}", os.O_RDONLY)
-        self._peak = _open_if_there(f"{memory}/{names[2]}")
+        self._limit = os.open(path_of(folders, "limit"), os.O_RDWR)
+        self._events = os.open(path_of(folders, "events"), os.O_RDONLY)
+        self._peak = _open_if_there(path_of(folders, "peak"))
         # Missing where the kernel does not account for swap.
-        self._swap = _open_if_there(f"{memory}/{'memory.swap.max' if self._v2 else 'memory.memsw.limit_in_bytes'}")
-        self._pids = os.open(f"{pids}/pids.max", os.O_WRONLY)
-        self._usage = os.open(f"{memory}/{'memory.current' if self._v2 else 'memory.usage_in_bytes'}", os.O_RDONLY)
-        tasks = "cgroup.procs" if self._v2 else "tasks"
-        # In version 2 all are the same folder.
-        self._tasks = [os.open(f"{folder}/{tasks}", os.O_WRONLY) for folder in dict.fromkeys(folders.values())]
+        self._swap = _open_if_there(path_of(folders, "swap"))
+        self._pids = os.open(path_of(folders, "processes"), os.O_WRONLY)
+        self._usage = os.open(path_of(folders, "usage"), os.O_RDONLY)
+        self._tasks = [os.open(path, os.O_WRONLY) for path in paths_of_tasks(folders)]
         self._oom_before = self._residue = 0
         self._bound = _SETUP_BYTES
         fds = {self._limit, self._events, self._peak, self._swap, self._pids, self._usage, *self._tasks}
@@ -61,22 +85,15 @@ class Cgroup:
             self._limit_memory(_SETUP_BYTES)
 
     def _limit_memory(self, memory_bytes: int) -> None:
-        if self._v2:
-            # No swap: a program beyond its memory is to end, not to become slow.
-            if self._swap is not None:
-                os.pwrite(self._swap, b"0", 0)
-            os.pwrite(self._limit, b"%d" % memory_bytes, 0)
-        else:
-            self._limit_v1(b"%d" % memory_bytes)
+        """No swap: a program beyond its memory is to end, not to become slow. Version 1 limits memory and swap
+        together, and refuses less than the memory alone: when both are raised, that limit comes first."""
+        limits = [(self._swap, 0 if self._v2 else memory_bytes), (self._limit, memory_bytes)]
+        if not self._v2 and memory_bytes <= int(os.pread(self._limit, 32, 0)):
+            limits.reverse()
+        for fd, value in limits:
+            if fd is not None:
+                os.pwrite(fd, b"%d" % value, 0)
         self._bound = memory_bytes
-
-    def _limit_v1(self, value: bytes) -> None:
-        """The kernel refuses memory+swap below memory, so when raising the limits memory+swap is written first."""
-        fds = [fd for fd in (self._limit, self._swap) if fd is not None]
-        if int(value) > int(os.pread(self._limit, 32, 0)):
-            fds.reverse()
-        for fd in fds:
-            os.pwrite(fd, value, 0)
 
     def peak_bytes(self) -> int | None:
         """Peak memory since :meth:`limit`, tmpfs files included; ``None`` where the kernel does not record it."""
@@ -88,16 +105,11 @@ class Cgroup:
 
     def _oom_total(self) -> int:
         # The line is in memory.events of version 2, and since Linux 4.13 in memory.oom_control of version 1.
-        for line in os.pread(self._events, 4096, 0).splitlines():
-            name, value = line.split()
-            if name == b"oom_kill":
-                return int(value)
-        return 0
+        return numbers(os.pread(self._events, 4096, 0).decode()).get("oom_kill", 0)
 
 
 _SETUP_BYTES = 512 << 20
 _MOST_RESIDUE = 32 << 20
-_MEMORY_V1 = ("memory.limit_in_bytes", "memory.oom_control", "memory.max_usage_in_bytes")
 
 
 def _open_if_there(path: str) -> int | None:

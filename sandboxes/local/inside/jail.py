@@ -17,9 +17,8 @@ from typing import Any
 from . import kernel
 from .cgroup import Cgroup
 from .files import WORK
-from .kernel import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT
+from .kernel import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT, PRIVATE
 from .launch import Jail
-from .seccomp import PRIVATE
 from .workspace import Workspace
 
 RUN_FILESYSTEM = "/.box"
@@ -87,18 +86,11 @@ def _show(path: str, target: str) -> None:
         _touch(target)
     kernel.bind(path, target)
     # A recursive bind mount keeps the flags of each mount below it, so each is made read-only by itself.
-    for place in _mounts_at_or_below(target):
-        kernel.remount(place, _FIXED)
-
-
-def _mounts_at_or_below(target: str) -> list[str]:
-    found = []
     with open("/proc/self/mountinfo", "rb") as lines:
-        for line in lines:
-            place = mount_point(line)
-            if place == target or place.startswith(target + "/"):
-                found.append(place)
-    return found
+        places = [mount_point(line) for line in lines]
+    for place in places:
+        if place == target or place.startswith(target + "/"):
+            kernel.remount(place, _FIXED)
 
 
 def mount_point(line: bytes) -> str:
@@ -112,24 +104,12 @@ def _touch(path: str) -> None:
 
 def mount_proc(target: str, options: str = PROC_OPTIONS) -> None:
     """Mount the /proc of the caller's PID namespace, with process folders only (``subset=pid``)."""
-    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
-    kernel.mount("proc", target, "proc", flags, options)
+    kernel.mount("proc", target, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
 
 
 def inodes(files_mb: int) -> int:
     """Limit on the number of files: one for each 4 KB of the size limit, between 256 and 32768."""
     return max(256, min(256 * files_mb, 32768))
-
-
-def mount_run_filesystem(files_mb: int, owner: int, user: int) -> None:
-    """Mount an empty tmpfs for one run: /work, /tmp and /dev/shm share its size limit and belong to ``user``."""
-    mount_box(files_mb, owner)
-    for name, place in _PARTS.items():
-        inner = f"{RUN_FILESYSTEM}/{name}"
-        os.mkdir(inner)
-        os.chmod(inner, 0o1777 if name != "work" else 0o755)
-        os.chown(inner, user, user)
-        kernel.bind(inner, place)
 
 
 def mount_box(files_mb: int, owner: int, flags: int = 0) -> None:
@@ -247,7 +227,7 @@ class LocalJail(Jail):
         self.user = RUN_USER if workspace is None else workspace.user
         self._files_mb = FILES_MB
         self._watchdog: Watchdog | None = None
-        self._others = 0 if many_users else 3  # trusted processes of the same user, such as the zygote
+        self.others = 0 if many_users else 3  # trusted processes of the same user, such as the zygote
 
     def prepare(self) -> None:
         """Make the place of this init, which carries out one order."""
@@ -262,15 +242,22 @@ class LocalJail(Jail):
         kernel.subreaper()  # no process of the run gets away by losing its parent
         self.workspace.make_folders()
         # The kernel does not enforce RLIMIT_NPROC for root.
-        self._others = 0 if self.workspace.own_user or os.getuid() == 0 else kernel.tasks_of(os.getuid())
+        self.others = 0 if self.workspace.own_user or os.getuid() == 0 else kernel.tasks_of(os.getuid())
 
     def _make_file_system(self) -> None:
+        """An empty tmpfs: /work, /tmp and /dev/shm share its size limit and belong to the program's user."""
         # Before the cgroup namespace is made below, whose root is the group that the process is in then.
         if self._cgroup is not None:
             self._cgroup.join()
         kernel.unshare(PRIVATE)
         kernel.loopback_up()
-        mount_run_filesystem(self._files_mb, self._owner, RUN_USER)
+        mount_box(self._files_mb, self._owner)
+        for name, place in _PARTS.items():
+            inner = f"{RUN_FILESYSTEM}/{name}"
+            os.mkdir(inner)
+            os.chmod(inner, 0o1777 if name != "work" else 0o755)
+            os.chown(inner, RUN_USER, RUN_USER)
+            kernel.bind(inner, place)
         os.chdir(WORK)
 
     def before_fork(self) -> None:
@@ -308,11 +295,9 @@ class LocalJail(Jail):
         # Where the namespace has one user its id does not change above, so that all its capabilities would be kept.
         kernel.capabilities_drop()
         kernel.dumpable(True)  # so that its own /proc entries belong to it; other users cannot see them
-        with contextlib.suppress(OSError):
-            # The OOM killer must choose the program before any trusted process.
-            score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-            os.write(score, b"1000")
-            os.close(score)
+        # The OOM killer must choose the program before any trusted process.
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+            score.write("1000")
         if self.workspace is not None:
             self.workspace.enter()
 
@@ -343,6 +328,3 @@ class LocalJail(Jail):
             return {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
         assert self._watchdog is not None
         return {"oom": int(self._watchdog.fired), "peak": self._watchdog.peak or None}
-
-    def others(self) -> int:
-        return self._others

@@ -14,6 +14,10 @@ import struct
 
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000
 NEWUSER, NEWPID, NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
+PRIVATE = NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWNET
+"""The namespaces that each run gets fresh (the counters of the network's would carry data from run to run)."""
+NAMESPACES = PRIVATE | NEWUSER | NEWPID
+"""All that a program may not make itself."""
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
@@ -79,8 +83,7 @@ def bind(source: str, target: str) -> None:
 def remount(target: str, flags: int) -> None:
     """Change the flags of the bind mount at ``target``; those it has already are kept (they may be locked)."""
     had = os.statvfs(target).f_flag
-    for bit in (MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, 1024, 2048):  # the last two: noatime, nodiratime
-        flags |= had & bit
+    flags |= had & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)  # the last two: noatime, nodiratime
     if had & 4096:  # ST_RELATIME
         flags |= 1 << 21  # MS_RELATIME
     result = _libc.mount(None, os.fsencode(target), None, MS_BIND | MS_REMOUNT | flags, None)

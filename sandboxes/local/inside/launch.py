@@ -56,6 +56,9 @@ class Jail(abc.ABC):
     user: int
     """Owner of a program's files."""
 
+    others: int
+    """Processes and threads that count as the program's user's and are not the program's."""
+
     tick_ms: int | None = None
     """How long one may wait before :meth:`over_limit` is asked again; ``None`` where the kernel sees to limits."""
 
@@ -91,10 +94,6 @@ class Jail(abc.ABC):
     @abc.abstractmethod
     def usage(self) -> dict[str, Any]:
         """``oom``: processes ended for want of memory, ``peak``: most bytes held, or ``None``; since :meth:`limit`."""
-
-    @abc.abstractmethod
-    def others(self) -> int:
-        """Processes and threads that count as the program's user's and are not the program's."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -187,7 +186,6 @@ def _take_streams(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-_OPEN_FILES = kernel.ZYGOTE_NAMESPACE_FD
 _STACK = 8 << 20
 
 
@@ -200,7 +198,7 @@ def bound_resources(message: Mapping[str, Any]) -> None:
     bounds = {
         resource.RLIMIT_NPROC: limits["processes"] + message["others"],
         resource.RLIMIT_FSIZE: limits["files_mb"] << 20,
-        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_NOFILE: kernel.ZYGOTE_NAMESPACE_FD,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 1 << 16,
         resource.RLIMIT_MSGQUEUE: 1 << 16,

@@ -56,9 +56,8 @@ def standard_streams() -> None:
     stderr = io.TextIOWrapper(
         io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
     )
-    for stream, label in ((stdin, "<stdin>"), (stdout, "<stdout>"), (stderr, "<stderr>")):
+    for stream, label, mode in ((stdin, "<stdin>", "r"), (stdout, "<stdout>", "w"), (stderr, "<stderr>", "w")):
         stream.buffer.raw.name = label
-    for stream, mode in ((stdin, "r"), (stdout, "w"), (stderr, "w")):
         stream.mode = mode  # type: ignore[misc]
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
@@ -158,10 +157,8 @@ class Script:
 
 def exit_code(error: SystemExit) -> int:
     """Exit code of ``sys.exit(value)``: a number is the code, ``None`` is 0, anything else is printed and gives 1."""
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return int(error.code)
+    if error.code is None or isinstance(error.code, int):
+        return int(error.code or 0)
     try:
         print(error.code, file=sys.stderr)
     except BaseException:

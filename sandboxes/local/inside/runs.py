@@ -132,8 +132,8 @@ class Runs:
             self._ready.close()
             self._ready = None
 
-    def wait(self, child: Child, *also: int) -> list[int]:
-        """Wait until ``child`` has ended, one of ``also`` can be read (those are returned), or a limit is reached.
+    def wait(self, child: Child, *also: int) -> bool:
+        """Wait until one of ``also`` can be read (only then true), ``child`` has ended, or a limit is reached.
 
         In the last case all processes are killed, and ``link.stopped`` is set.
         """
@@ -143,11 +143,11 @@ class Runs:
             if self.link.stopped or self.jail.over_limit():
                 self.link.stopped = True
                 kill_all()
-                return []
+                return False
             if child.status is not None:
-                return []
-            if heard := [fd for fd in also if fd in ready]:
-                return heard
+                return False
+            if set(also).intersection(ready):
+                return True
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -166,7 +166,7 @@ class Runs:
         child = self.take()
         self.jail.limit(message["limits"])
         started = time.monotonic()
-        child.order({**message, "order": "program", "others": self.jail.others()}, fds)
+        child.order({**message, "order": "program", "others": self.jail.others}, fds)
         self.wait(child)
         wall_s = time.monotonic() - started
         # Background processes end with the run: before the report, so that files no longer change when it arrives.
@@ -263,7 +263,7 @@ class _Session:
             self._begin()
 
     def _order(self, child: Child, order: str, fds: list[int], **more: Any) -> None:
-        others = self._runs.jail.others()
+        others = self._runs.jail.others
         child.order({"order": order, "limits": self._limits, "environ": self._environ, "others": others, **more}, fds)
 
     def _begin(self) -> Child:

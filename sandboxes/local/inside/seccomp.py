@@ -14,12 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from .kernel import ZYGOTE_NAMESPACE_FD
+from .kernel import NAMESPACES, NEWPID, PRIVATE, ZYGOTE_NAMESPACE_FD
 
-NEWPID = 0x2000_0000
-PRIVATE = 0x0002_0000 | 0x0800_0000 | 0x0400_0000 | 0x0200_0000 | 0x4000_0000
-"""Flags of ``unshare`` for the namespaces that each run gets fresh: mount, cgroup, host name (UTS), System V IPC,
-network (whose counters would carry data from run to run)."""
 MOUNT_FLAGS = (2 | 4, 2 | 4 | 8, 2 | 4 | 32, 4096 | 16384)
 """Flags of the ``mount`` calls of a run: its tmpfs, its /proc, a remount with another size, a recursive bind mount."""
 
@@ -35,7 +31,6 @@ _ALLOW, _KILL = 0x7FFF_0000, 0x8000_0000
 _EPERM, _ENOSYS = (0x0005_0000 | number for number in (errno.EPERM, errno.ENOSYS))
 _AFNOSUPPORT = 0x0005_0000 | errno.EAFNOSUPPORT
 
-_NEW_NAMESPACES = 0x7E02_0000  # every CLONE_NEW* flag
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _TERMINAL_INJECTION = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD
 _PLAIN_KINDS = (0, 0x8000, 0x1000, 0xC000)  # of mknod: file, file, pipe, socket
@@ -130,7 +125,7 @@ def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
     """Name of a call -> instructions that check its arguments; each list ends with a verdict."""
     families = [] if rules.on_host else [_AF_UNIX, _AF_INET, _AF_INET6]
     checks = {
-        "clone": [*_argument(0), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _verdict(_EPERM), _verdict(_ALLOW)],
+        "clone": [*_argument(0), (_ANY_BIT, 0, 1, NAMESPACES), _verdict(_EPERM), _verdict(_ALLOW)],
         # Protocols: the default of the type (0), TCP (6) and UDP (17), so no raw sockets.
         "socket": [*_unless(0, families, _AFNOSUPPORT), *_only(2, (0, 6, 17))],
         "socketpair": _only(0, (_AF_UNIX,)),

@@ -25,9 +25,10 @@ from typing import Any
 
 from . import kernel, wire
 from .cgroup import Cgroup, remove_folders
+from .files import wipe
 from .jail import RUN_USER, LocalJail, build_tree, enter_tree
 from .program import Script
-from .runs import GoneError, Runs, SocketLink, ending, serve_runs, serve_session
+from .runs import Runs, SocketLink, ending, serve_runs, serve_session
 from .workspace import Workspace
 
 
@@ -98,7 +99,9 @@ def _clean_up(plan: Mapping[str, Any]) -> None:
     """Remove what the owner made for the slot, when all that could use it has ended."""
     if plan["workspace"] is not None:  # without a PID namespace its processes outlive the jail's first process
         kernel.kill_all()
-        Workspace(plan["workspace"]).remove()
+        with contextlib.suppress(OSError):
+            wipe(plan["workspace"]["folder"])
+            os.rmdir(plan["workspace"]["folder"])
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
@@ -135,10 +138,6 @@ def _become_zygote(plan: Mapping[str, Any], control: socket.socket, work: socket
     zygote.serve()
 
 
-_NAMESPACES = (
-    kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP
-)
-
 _RAN = 3
 """Exit code of an init that has carried out a run; after a session it is 0."""
 
@@ -151,11 +150,9 @@ class Zygote:
         self._control = control
         # ``alive`` is a socket whose other end only the supervisor holds: it hangs up when the supervisor ends.
         self._link = SocketLink(work, control, alive)
-        self._many_users = plan["ids"] is not None or (
-            plan["workspace"] is not None and plan["workspace"]["user"] is not None
-        )
         self._cgroup = Cgroup(plan["cgroup"]) if plan["cgroup"] else None
         self._workspace = Workspace(plan["workspace"]) if plan["workspace"] else None
+        self._many_users = plan["ids"] is not None or (self._workspace is not None and self._workspace.own_user)
         self._last_pid: int | None = None
 
     def unshare(self) -> None:
@@ -170,7 +167,7 @@ class Zygote:
             # A mount namespace of its own first: the bind mounts of the tree must not appear on the host.
             kernel.unshare(kernel.NEWNS)
             build_tree(self._plan)
-        kernel.unshare(_NAMESPACES)
+        kernel.unshare(kernel.NAMESPACES)
         if self._many_users:
             # Until the maps are written all ids are 65534; afterwards 0 of this namespace is an unused id outside.
             os.write(self._link.alive, b"map")  # only a process outside the user namespace may map several
@@ -218,11 +215,9 @@ class Zygote:
 
     def _close_others(self) -> None:
         """Close every descriptor but the channels, the socket of liveness and the files of the cgroup."""
-        keep = {0, 1, 2, self._control.fileno(), self._link.work.fileno(), self._link.alive}
+        keep = {0, 1, 2, self._control.fileno(), self._link.work.fileno(), self._link.alive, self._last_pid}
         if self._cgroup is not None:
             keep |= self._cgroup.descriptors
-        if self._last_pid is not None:
-            keep.add(self._last_pid)
         if self._workspace is not None:
             keep.add(self._workspace.ruleset)
         for name in os.listdir("/proc/self/fd"):
@@ -243,8 +238,10 @@ class Zygote:
         gc.freeze()
         if self._many_users and self._cgroup is not None and self._workspace is None:
             self._serve_here(script)
-        else:
-            self._serve_apart(script)
+        else:  # each run or session gets a PID namespace of its own, whose first process waits for the order
+            self._link.count()
+            while self._watch(self._fork_init(script)) is not None:
+                self._link.count()
 
     def _serve_here(self, script: Script) -> None:
         """Runs share the zygote's PID namespace; each session gets one of its own."""
@@ -261,12 +258,6 @@ class Zygote:
             if status is None:
                 return
             kernel.setns(kernel.ZYGOTE_NAMESPACE_FD, kernel.NEWPID)
-
-    def _serve_apart(self, script: Script) -> None:
-        """Each run or session gets a PID namespace of its own, whose first process waits for the order."""
-        self._link.count()
-        while self._watch(self._fork_init(script)) is not None:
-            self._link.count()
 
     def _fork_init(self, script: Script, order: dict[str, Any] | None = None) -> int:
         """The first process of a new namespace, for a run or a session."""
@@ -314,14 +305,11 @@ class Zygote:
         """Wait for the end of an init and report it; returns its wait status, or ``None`` where it failed."""
         link, ended = self._link, os.pidfd_open(init)
         try:
-            while ended not in link.wait([ended], None):
-                if link.stopped:
-                    os.kill(init, signal.SIGKILL)
-        except GoneError:
-            os.kill(init, signal.SIGKILL)
-            raise
+            while not link.stopped and ended not in link.wait([ended], None):
+                pass
         finally:
             os.close(ended)
+            os.kill(init, signal.SIGKILL)  # changes nothing where it has ended; its id is its own until it is reaped
             status = os.waitpid(init, 0)[1]
             if self._workspace is not None:
                 kernel.kill_all()  # init was killed, perhaps before it could kill these

@@ -117,12 +117,6 @@ class Workspace:
         os.close(self.ruleset)
         kernel.set_seccomp(self._filter)
 
-    def remove(self) -> None:
-        """Remove the slot's folder itself; no process may use it any more."""
-        with contextlib.suppress(OSError):
-            wipe(self._folder)
-            os.rmdir(self._folder)
-
     def holds_more_than(self, size: int, count: int) -> bool:
         """Whether programs keep more than ``size`` bytes or ``count`` files and folders; the scan stops at either
         bound.
