@@ -85,17 +85,14 @@ class Engine:
 
     def client(self) -> contextlib.closing[Any]:
         """A client, to be used by one thread."""
-        return contextlib.closing(self._connect())
-
-    def _connect(self) -> Any:
         options: dict[str, Any] = {"timeout": API_TIMEOUT_S}
         if self._version is not None:
             options["version"] = self._version  # else each client asks for it again
         try:
             _check_listening(self._where)
             if self._url is not None:
-                return self._sdk.DockerClient(base_url=self._url, **options)
-            return self._sdk.from_env(**options)
+                return contextlib.closing(self._sdk.DockerClient(base_url=self._url, **options))
+            return contextlib.closing(self._sdk.from_env(**options))
         except (OSError, self._sdk.errors.DockerException) as error:
             raise SandboxError(
                 f"no Docker engine answers at {self._where} ({error}); start one (systemctl start docker, or "

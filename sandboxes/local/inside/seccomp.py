@@ -81,26 +81,21 @@ class Rules(NamedTuple):
 def build(machine: str, rules: Rules = Rules()) -> bytes:  # noqa: B008 - a tuple
     """The filter for ``machine``, an array of ``struct sock_filter``."""
     allowed, checked = system_calls(machine)
+    numbers = allowed | checked
     # Of struct seccomp_data the architecture is at byte 4, the number of the call at 0, arguments (64 bits) from 16 on.
     code: list[Instruction] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHES[machine]), (_RETURN, 0, 0, _KILL)]
     code.append((_LOAD, 0, 0, 0))
     if machine == "x86_64":
         code += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
-    plain = set(allowed.values())
-    if rules.anonymous_memory:
-        plain |= {checked["memfd_create"], checked["shmget"]}
+    plain = {*allowed, *(("memfd_create", "shmget") if rules.anonymous_memory else ())}
     refused = (*_OUTLIVES_PROCESSES, "ioprio_set") if rules.one_container or rules.on_host else ()
     refused += ("setpriority", *_SCHEDULES) if rules.on_host else ()
     refused += () if rules.attributes else _ATTRIBUTES
-    plain -= {table[name] for name in refused for table in (allowed, checked) if name in table}
-    bodies: dict[int, list[Instruction]] = {}
-    for name, body in _argument_checks(rules).items():
-        number = checked.get(name, allowed.get(name))
-        if number is not None:
-            bodies[number] = body
+    bodies = {numbers[name]: body for name, body in _argument_checks(rules).items() if name in numbers}
     # One number after the other: the kernel finds out once, when the filter is installed, which numbers it allows
     # whatever the arguments are. Those whose arguments are checked each time come first.
-    verdicts = bodies | {number: [_verdict(_ALLOW)] for number in sorted(plain - set(bodies))}
+    free = {numbers[name] for name in plain.difference(refused)} - set(bodies)
+    verdicts = bodies | {number: [_verdict(_ALLOW)] for number in sorted(free)}
     for number, body in verdicts.items():
         code += [(_EQUAL, 0, len(body), number), *body]
     # From 424 on (Linux 5.1) all architectures share the numbers.
