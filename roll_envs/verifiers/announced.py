@@ -80,6 +80,8 @@ def announced(text: str) -> list[Announced]:
         before = text[max(0, match.start() - 80) : match.start()]
         if _SAYS["supposed"].search(before[-40:]) or ("would" in match.group() and _SAYS["if"].search(before)):
             continue
+        if before.endswith("(") and len(match.group().split()) == 1 and ":" not in match.group():
+            continue  # "(opción C)" only mentions it
         at = match.end()
         while at < len(text) and text[at] in " \t\r\n*_":
             at += 1

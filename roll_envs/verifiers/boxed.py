@@ -9,9 +9,9 @@ _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\b\s*")
 # The first alternative passes over escaped braces.
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
-# What may stand between two boxes that are one answer: "and", "or", a comma, a semicolon, and delimiters of
-# mathematics.
-_JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*", re.IGNORECASE)
+# What may stand between two boxes that are one answer: "and", "or", a comma, a semicolon, delimiters of mathematics,
+# and the name of the second one.
+_JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*(?:[a-z](?:_\d)? ?= ?)?", re.IGNORECASE)
 
 
 def boxed(text: str) -> list[str]:

@@ -88,12 +88,16 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
 
     ``read_choice("It is not (A). The answer is (B).")`` is ``{"B"}``.
     """
-    text = plain(JUDGES_IN_BOLD.sub(r'"\1"', _pointed(reply(answer), letters, options))).strip()
+    whole = reply(answer)
+    text = plain(JUDGES_IN_BOLD.sub(r'"\1"', _pointed(whole, letters, options))).strip()
     repeated = SAYS["repeated"].match(text)
     text = SAYS["reason"].sub(r"\1", SAYS["answer label"].sub("", repeated[0] if repeated else text))
     places = {**_PLACES, "last": letters[len(options) - 1]} if options else _PLACES
     text = SAYS["place"].sub(lambda match: f"option {places.get(match[1].lower(), '')}", text)
     found = _read(text, letters, ())
+    if not (found or options):
+        options, after = _listed(whole, letters)
+        text = plain(after).strip() if options else text
     if len(found) != 1 and options:
         found = _read(lettered(text, letters, options), letters, options)
         said = (boxed(text) or [answer_phrase(text) or re.split(r"(?<=[.!?])\s+|\n+", text)[-1]])[-1]
@@ -104,6 +108,16 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
         named = SAYS["thing"].sub(lambda match: f"{match[1]} option " if match[1].lower() in often else match[0], text)
         found = _read(named, letters, ()) if named != text else found
     return found
+
+
+def _listed(text: str, letters: str) -> tuple[Sequence[str], str]:
+    """The texts of the options that a reply lists once, each on a line of its own, without what it says of one that is
+    in bold; and what stands behind them. No texts where nothing does."""
+    listed = [*SAYS["listed option"].finditer(text)]
+    after = text[listed[-1].end() :].partition("\n")[2].strip() if listed else ""
+    once = len(listed) > 2 and letters.startswith("".join(match[1] for match in listed))
+    goes_on = after and not re.match(r"\W{0,4}[A-J][.):]", after)
+    return [match[2] or match[3] for match in listed] if once and goes_on else (), after
 
 
 def _pointed(text: str, letters: str, options: Sequence[str]) -> str:
@@ -137,7 +151,8 @@ def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     taken_back = list(SAYS["taken back"].finditer(text))
     if taken_back and len(found := _read(text[taken_back[-1].end() :].strip(), letters, options)) == 1:
         return found
-    bare = SAYS["remarks"].sub(r"\1", SAYS["all of"].sub("x", _bare(text)))
+    bare = _bare(SAYS["in quotes"].sub("", text))
+    bare = SAYS["remarks"].sub(r"\1", SAYS["all of"].sub("x", bare))
     if SAYS["labels alone"].fullmatch(bare) or _cut_in_list(bare):
         return frozenset()
     if SAYS["refuses"].search(re.split(r"[.!?]\s+|\n", bare.rstrip(".!"))[-1]):
@@ -221,6 +236,8 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
         start, end, found = match.start(), match.end(match.lastindex or 0), _last_group(match)
         before = SAYS["clause"].split(text[max(0, start - 60) : start])[-1]
         is_something = match.re is SAYS["so"] and match["is"] and not SAYS["subject"].search(f"{before}|{match[0]}")
+        if match.re is SAYS["so"] and text[:start].endswith("("):
+            continue  # "(réponse C)" only mentions it
         if match.re is not SAYS["fits"] and not is_something:
             said.append((start, match.end() if match.re is SAYS["called right"] else end, found))
         elif not found <= likely and _asserted(text, start, match.end()):

@@ -118,11 +118,16 @@ _SAYINGS = {
         r"(?m)(?:^[-*• ]{0,4}|\s(?=[(\[]|[A-J]\))|[^a-z\s]\s|ption |are )[(\[]?([A-Z])(?:[).:\]]| [–—-]|(?= \()) (?=\S)"
         r"(?!and\b|or\b)"
     ),
+    "listed option": r"(?m)^\W{0,4}([A-J])[.):]\**\s(?:([^*\n]{1,80})\*\*|([^\n]{1,80})$)",
     "chosen": r"(?m)(?i:{NAMED})({GROUP}){END}",
     "denied": (
-        r"(?m)(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false|worst)(?: (?i:{OPTION}))?:) ?({GROUP})|"
+        r"(?m)(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false|worst)(?: (?i:{OPTION}))?:) ?"
+        r"((?:(?i:{OPTION} )?{LETTER}(?:, ?| ?[;&] ?| and ))*(?i:{OPTION} )?{LETTER})|"
         r"\b(?i:distractor)\w*: ?({LETTER})|"
         r"\b(?i:not) (?:[A-Za-z'’-]+ ){1,6}(\((?i:{OPTION} )?[A-J]\))|"
+        # "So option B (twice) and option C (half) are not right."
+        r"\b[Oo]ptions? ({LETTER}(?:[^.\n]{0,60}?(?:,|,? {AND}) (?:options? )?{LETTER}){1,6}+)"
+        r"[^.\n]{0,60}? are (?:not|wrong|incorrect)\b|"
         r"(?i:(?:,? ?\b(?:and|but) )?(?:\b{NO}\b|n['’]t\b|[并也而]?不[能应應会會]?该?[是选選]?)(?: ?\b{ABOUT}\b){0,6})"
         r"[: ]{0,2}({LETTER}(?:(?:[,、] ?{LETTER}){0,9}+,? ?(?:{AND}\b|[和或、]) ?{LETTER})?)"
     ),
@@ -182,10 +187,10 @@ _SAYINGS = {
     "small alone": (
         r"(?m)(?<!\w)\( ?[a-hj] ?\)|(?<=\bla )[a-hj](?=\))"
         r"|(?:(?<=[.!?] )|(?<=\b[Ii]t is )|(?<=\b[Ii]ts )|(?<=\bwhich is )|(?<=[tT]['’]s ))"
-        r"(?:[b-hj](?=[.!]?$)|[a-hj](?=\. [A-Z]))"
+        r"(?:[b-hj](?=[.!]?$)|[a-hj](?=\. [A-Z]))|(?<=:\n\n)[b-hj](?=\) )"
     ),
     "small label": (
-        r"(?i)(?:(?:option|opción|la|ans(?:wer)?\.?) )?\(?([a-z])"
+        r"(?i)(?:(?:{OPTION}|la|ans\.) )?\(?([a-z])"
         r"(?:[).:]+,?(?:\s(?!and|or|is not|no|ف?غير|خطأ)|$)|(?-i:(?<=[b-hj])),\s|$)"
     ),
     # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
@@ -210,9 +215,11 @@ _SAYINGS = {
     ),
     # "B (red) and D (blue)" is a list as "B and D" is.
     "remarks": r"({LETTER}) \([^()\n]{1,60}\)(?=,? {AND} {LETTER}(?! (?:is|was)\b))",
+    # What a letter stands for, set apart: 'D, "A and B", is correct'.
+    "in quotes": r"(?<=\b[B-HJ]), [\"“«][^\"“”«»\n]{1,80}[\"”»]",
     # Labels of a list that was cut off, with nothing behind the last one, or behind any.
     "last label": r"\n\W{0,3}([B-J])((?:选项)?[.):：])$",
-    "labels alone": r"(?:[A-J][.)] ?){3,}",
+    "labels alone": r"(?:[A-J][.)]\s*){3,}",
     "listed at end": r"{GROUP}\W*$",
     # A sentence that denies a letter, or only looks at it.
     "no choice": (
@@ -222,7 +229,10 @@ _SAYINGS = {
     ),
     # "D keeps", among sentences about other letters.
     "verb after": r"^(\W*)([B-HJ])(?= [a-z])",
-    "undecided": r"(?i)\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\btorn\b|\bundecided|\btoss-up",
+    "undecided": (
+        r"(?i)\bcan(?:not|['’]t) decide|\b(?:it|would|may) depends?\b|\bdepending on (?:what|how|which)\b|\btorn\b"
+        r"|\bundecided|\btoss-up"
+    ),
     "refuses": (
         r"(?i)(?:cannot|can['’]t) (?:tell|say|know) which"
         r"|(?:\bnot|n['’]t) (?:\w+ ){0,8}(?:pick|choose) (?:one|any|between)\b"

@@ -24,18 +24,23 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"|QUESTION|PROBLEM|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n\]<>]"
         r"|The following are |You are (?:given|an?)\b|Answer the following\b|Rate this answer\b"
         r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b"
-        r"|Related (?:questions|problems)\b|adsbygoogle|Solution [2-9]\b|以下|下列)",
+        r"|Related (?:questions|problems)\b|adsbygoogle|Solution [2-9]\b|以下|下列"
+        r"|(?:Grade|Student(?:'s)? answer|Feedback): |(?:Comments? ?\(|Add your answer\b)"
+        r"|(?:(?:Step-by-step )?[Ee]xplanation|Пояснение|Explicación|Explicação)\**:|Why not the others\b)",
+        r"</(?:p|div|li|ul|td|table|body)>|<(?:strong|b|h\d)>(?:Example|Question|Problem|Exercise)\b",
         r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem|q)>",  # of a list of objects
         r"\n\s{0,8}\\(?:item\b|begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)"
         r"|(?:sub)*section\*?\{|textbf\{Remark)",
         r"(?<=[.!?>\dA-J)] )(?:Question|Problem|Exercise|Q|Read also|See also): |\n[^\n]{0,60}(?:_{3,}|\bWorksheet\b)",
         r"\n\W{0,12}+(?:题目|例题?|问题|点评|練習|問題|質問|문제|প্রশ্ন|प्रश्न|السؤال|[Pp]regunta|Frage|Вопрос|Зада(?:ча|ние)"
         r"|Domanda|Pergunta)\W{0,2}[:：】\d]",
-        r"(?<=[.!?\d])\n\n(?:def|class|import) \w|\n```(?:python|py|java|javascript|js|cpp|c\+\+|c)\n",
+        r"(?<=[.!?\d])\n\s*\n\s*(?:def|class|import) \w|\n```(?:python|py|java|javascript|js|cpp|c\+\+|c)\n",
         r"\[/?INST\]|</s>|<\|(?:im_end|im_start|eot_id|endoftext|end|user)\|>",  # another turn
-        r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
+        r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300}|(?i:{TASK})\b[^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
+        r"\n\n(?i:{TASK})\b[^\n]{5,300}\n\s*(?:Answer|Solution|A):",
         r"\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
         r"[.,] (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?",
+        r"\n\n(?=A[.):] [^\n✓✔✅]*\nB[.):] [^\n✓✔✅]*(?:\n[C-J][.):] [^\n✓✔✅]*)*\s*\Z)",  # the options once more
         r"\n\n(?i:{TASK})\b[^\n?.!:]{0,100}\Z",
     ),
     "token": r"\A\s*(\S{1,20})(?:\s+\1){3,}\s*\S*\Z",
@@ -97,7 +102,7 @@ def _numbered(text: str) -> int:
 
 def _answers(text: str, rest: str) -> bool:
     """Whether what stands before a next question is an answer: with a value, where one in a tag or a box follows."""
-    text = text.strip().rstrip("-=*_# \n")
+    text = re.sub(r"(?:[-=*_#\s]|<br ?/?>)+\Z", "", text.strip())
     if ("</answer>" in rest or "\\boxed" in rest) and not re.search(r"\d|\b[B-HJ]\b|</", text):
         return False
     if "</ans" in text or '"answer"' in text:

@@ -32,13 +32,15 @@ _KEY = re.compile(
 )
 # Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
 _TOKENS = re.compile(
-    r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|\[/?[A-Z]{3,12}\]|<(?:eo\w|end_of_turn|br|/?(?:b|i|em|strong|p))>|</[a-z_]{0,12}$"
+    r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|\[/?[A-Z]{3,12}\]|<(?:eo\w|end_of_turn|br ?/?|/?(?:b|i|em|strong|p))>"
+    r"|</[a-z_]{0,12}$"
 )
 # Emphasis of Markdown; between letters or digits two stars are a power.
 _STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_])__|__(?![A-Za-z0-9_])|`")
 _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?![\w(*])")
 BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
 """Words in bold, which :func:`plain` leaves without their marks."""
+_TURN = re.compile(r"\n\W{0,6}(?:Human|User)\b\W{0,3}:|<\|(?:im_end|eot_id|endoftext)\|>")
 _HEADING = re.compile(r"^[ \t]*(?:#{1,3}|#{5,6}|>|\*)[ \t]+", re.MULTILINE)
 _FULL_WIDTH = str.maketrans("：，；（）［］＝％？！０１２３４５６７８９", ":,;()[]=%?!0123456789")
 
@@ -70,7 +72,7 @@ def after_thinking(text: str, *, first: bool = False) -> str:
 
 def reply(text: str) -> str:
     """The part of a model's text where its answer is: the end of it, after thoughts, in the last ``<answer>``."""
-    text = own_part(after_thinking(tail(text)))
+    text = own_part(after_thinking(_first_turn(tail(text))))
     lower = text.lower()
     for tag in _TAGS if len(lower) == len(text) else ():
         end = lower.rfind(f"</{tag}>")
@@ -81,6 +83,15 @@ def reply(text: str) -> str:
             break
     answer = _in_json(text)
     return _TOKENS.sub("\n", text) if answer is None else answer
+
+
+def _first_turn(text: str) -> str:
+    """A text without the turns of others that a model wrote itself after the end of its thoughts."""
+    for turn in _TURN.finditer(text):
+        before = text[: turn.start()]
+        if any(before.rpartition(closing)[2].strip() and closing in before for _, closing in _THOUGHTS):
+            return before
+    return text
 
 
 def _in_json(text: str) -> str | None:

@@ -8,11 +8,13 @@ may hold ``{w}`` and ``{v}`` (two other answers that occur on the way). Labels f
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from roll_envs.verifiers import Score, Verifier
 from roll_envs.verifiers.choice import read_choice
+from roll_envs.verifiers.choice_patterns import LETTERS
 from roll_envs.verifiers.mathematics.final import final_expression
 
 
@@ -139,8 +141,12 @@ def replies(each: int = 9, seed: int = 7) -> list[Reply]:
     return found
 
 
-SETS = "abcdefghijklmnopq"
-"""Of replies that others wrote; those from i on are as in logs of base, chat and reasoning models."""
+SETS = "abcdefghijklmnopqrstu"
+"""Of replies that others wrote; those from i on are as in logs of base, chat and reasoning models, those from r on in
+natural proportions."""
+
+
+_LINE_BREAK = re.compile(r"\\n(?!(?:u|eq|abla)\b)")  # no command of LaTeX
 
 
 class Written(NamedTuple):
@@ -157,7 +163,7 @@ def written(name: str) -> list[Written]:
     """The replies of a file beside this one: columns by tabs, the last one of options joined by ``|``."""
     found = []
     for line in (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines():
-        task, answer, text, *options = line.replace("\\n", "\n").split("\t")
+        task, answer, text, *options = _LINE_BREAK.sub("\n", line).split("\t")
         found.append(Written(task, answer, text, tuple(options[0].split("|")) if options else ()))
     return found
 
@@ -165,7 +171,7 @@ def written(name: str) -> list[Written]:
 def read_as(one: Written, math: Verifier) -> Literal["right", "other", "none"]:
     """Whether a reply is read as it is meant, as an answer that it does not give, or as none."""
     if one.task == "choice":
-        letters = read_choice(one.text, "ABCDE", one.options)
+        letters = read_choice(one.text, "ABCDE" if one.answer <= "E" else LETTERS, one.options)
         right, something = letters == frozenset(one.answer) if one.answer else len(letters) != 1, bool(letters)
     else:
         verdict = math(one.text, one.answer.removeprefix("!"))

@@ -20,6 +20,7 @@ _CALCULATOR = re.compile(r"<<[^<>\n]{1,100}>>")  # GSM8K's notes
 _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|square|qed)\b\$?")
 _STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)"
 _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
+_BEGUN = re.compile(r"^(?:\\\[|\$+)?\s*\\text\s*\{\s*[A-Z][a-z ]+\}\s*(?=-?\d)")
 _LABEL = re.compile(
     _STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])|\(?([A-Ja-j])\)\s+(?=[$\d.])"
 )
@@ -41,7 +42,7 @@ _CALCULATED = re.compile("|".join((
     r"[A-Za-z]{2} ",
     r"\d ?x ?[$(]*\d|\d [A-Za-z]{1,2}[²³]? [*×·÷/] \d",
     # A calculation with numbers only, and an amount or a quantity by itself.
-    r"^(?=.*[-+*/^!(×÷√·²³\\−–|])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|pi|left|right|[lc]?dots|circ|\$)(?![A-Za-z])"
+    r"^(?=.*[-+*/^!(×÷√·²³\\−–|])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|[dt]?binom|pi|left|right|[lc]?dots|circ|\$)(?![A-Za-z])"
     r"|sqrt|pi|(?<=\d)i\b|(?<=\d)h(?=\d)|[^A-Za-z\\])*$",
     r"^[$€£][\d.,]+$",
     r"^[\d.,]+(?:\s?[A-Za-z]{2,}|\s[a-zA-Z]|[°%]|[CP]\d+)(?:/[a-z]+)?[²³]?\s*$",
@@ -50,6 +51,7 @@ _HEADS = re.compile(r"(?i)\W*(?:step|part|case|étape|schritt|paso|passo|шаг|
 _CONCLUDED = re.compile(r"(?i)\b(?:so|thus|hence|therefore|finally|total)\b[^\n]*\d")
 _BRACKETED = re.compile(r"^\((\d{1,3}(?:,\d{3})+|[\d.]+)\)$")
 _CONDITION = re.compile(r",?\s*\\q?quad\s*\(?[A-Za-z]\s*(?:[<>≤≥≠]|\\(?:[lg]eq?|[lg]t|neq?|in)\b)[^$]{1,40}(?=\$*$)")
+_LETTER_UNIT = re.compile(r"^(-?\d[\d.,]*)\s([A-Za-z][²³]?)\.?$")
 _DECIMAL = re.compile(r"\d\.\d")
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000
@@ -96,7 +98,7 @@ def _read(text: str, *, first: bool = False) -> str:
     # "(The answer is 20.)": a bracket that was opened before; that of [0, 1) was opened here.
     text = text if sum(map(text.count, "([")) >= text.count(")") else text.rstrip(").")
     if not (SPAN.search(text) or _words(text) or _SENTENCES.search(text)):
-        return _side(RESTATED.sub("", text))
+        return _side(_LETTER_UNIT.sub(r"\1\\text{ \2}", RESTATED.sub("", text)))
     found = stated(text[-_LOOKED_AT:], first=first)
     return _side(found) if found else "" if re.search(r"\d", text) else text.rpartition("\n")[2]
 
@@ -141,8 +143,8 @@ def for_reference(found: str, reference: str) -> str:
 
 
 def _unstyled(text: str) -> str:
-    """Numbers without the bold type they stand in."""
-    return _STYLED.sub(r"\1", text)
+    """Numbers without the bold type they stand in, and without the beginning of a sentence before them."""
+    return _BEGUN.sub("", _STYLED.sub(r"\1", text))
 
 
 def _words(text: str) -> list[str]:

@@ -80,6 +80,8 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
         r"|(?:more|less|fewer|\w{2,}er|mehr|weniger|más|menos)\s(?:[A-Za-z\d]+\s){0,3}?(?:than|after|als|que)"
         r"|ahead|behind|above|below|off|away|having|per|each|apiece|which|whom|them|to (?:\w+ decimals?|the nearest)))"
         r"\b(?:[^,;:]|:(?! ))*(?=[,;.]|$)",
+        r",?\s(?:or|which is)\s\S+\s(?:as|in)\s(?:an?\s)?(?:mixed|decimal|fraction|percent|simplest|improper)\w*"
+        r"(?:\s(?:number|form|fraction|notation))?",
         r";\s(?:[^;]{0,200}\bwould be|the (?:others?|rest)|[^;]{0,40}(?:\bfails?|n't|\bnot))\b[^;]*$",
         r"[;,]\s\(?(?:check|verify|verification|proof)\b:?.*$",
         r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
