@@ -26,8 +26,8 @@ with contextlib.suppress(Exception):
     # metadata of one cannot be read. It looks once, so that the models below and elsewhere are made without plugins.
     TypeAdapter(int)
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-"""A time to wait: above 0, and not for ever."""
+Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+"""A time to wait: above 0, and not for ever: some of what waits takes no more than 24 days."""
 
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, protected_namespaces=())
 

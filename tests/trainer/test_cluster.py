@@ -235,6 +235,12 @@ def test_a_node_that_goes_takes_no_more_than_its_environments(ray_folder: Any) -
             many = env_workers(config.model_copy(update={"workers": 8}), [LAKE])
             with pytest.raises(ConfigError, match="need 8, but the Ray cluster has 3"), many:
                 raise AssertionError("there is no room")
+            beside = env_workers(config.model_copy(update={"workers": 3}), [LAKE], kept_cpus=1.0)
+            with (
+                pytest.raises(ConfigError, match=r"need 3, but the Ray cluster has 2 beside the 1 of placement"),
+                beside,
+            ):
+                raise AssertionError("the ranks of the learner have a processor")
             envs = [made(workers) for _ in range(8)]
             first = [reset(env) for env in envs]
             cluster.remove_node(node)

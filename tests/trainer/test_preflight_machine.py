@@ -86,6 +86,19 @@ def test_offload_without_a_gpu(no_model: None) -> None:
         preflight(config)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, it runs")
+@pytest.mark.parametrize("backend", ["torch", "fsdp2"])
+def test_attention_that_needs_a_gpu(no_model: None, backend: str) -> None:
+    config = parse_config(TEXT, [f"learner.backend={backend}", "learner.attention=flash", "optimizer.name=adamw"])
+    with pytest.raises(ConfigError, match=r"learner\.attention 'flash' needs a CUDA device"):
+        preflight(config)
+
+
+def test_a_wait_that_is_too_long_to_be_waited_for() -> None:
+    with pytest.raises(ConfigError, match=r"placement\.learner\.timeout_s.*1e\+?0?6|1000000"):
+        parse_config(TEXT, ["placement.learner.timeout_s=1e7"])
+
+
 def test_a_rank_says_what_its_node_lacks(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(1, 2)
     rank.check(TEXT, releases())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 from episode_builders import batches_of, counted
-from loop_runs import run
+from loop_runs import run, write_config
 from test_learner import some_rows
 from test_learner_ranks import BASE, SETTINGS, assert_same_numbers, steps_alone, steps_of_ranks
 from test_ranks_runs import learnt
@@ -22,6 +25,8 @@ from trainer.cluster.learner_ranks import LearnerRanks
 from trainer.cluster.ray_ranks import RankActor, _check_room
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
+from trainer.run.checkpoint import load_checkpoint
+from trainer.run.folder import read_metrics
 
 ray = pytest.importorskip("ray", reason="needs the optional part 'ray'")
 
@@ -112,3 +117,30 @@ def test_a_run_on_a_cluster_that_is_started_for_it(tmp_path: Path) -> None:
     here, there = (run(tmp_path / cluster, cluster=cluster, **changes)[0] for cluster in ("local", "ray"))
     assert learnt(here) == learnt(there)
     assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_driver_that_is_told_to_end_saves_first(tmp_path: Path) -> None:
+    """By SIGTERM, as Slurm and Kubernetes do it; Ray has a handler of its own that aborts the process."""
+    checkpoint = {"every": 1000, "keep": 3}
+    config = write_config(
+        tmp_path, cluster="ray", steps=500, warm_start={"steps": 0}, evaluation={"tasks": 2}, checkpoint=checkpoint
+    )
+    command = [sys.executable, "-c", "from trainer.cli import main; raise SystemExit(main())", str(config)]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        until = time.monotonic() + 200
+        while not any(read_metrics(path, "train") for path in (tmp_path / "runs").glob("*")):
+            assert driver.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        driver.send_signal(signal.SIGTERM)
+        said, _ = driver.communicate(timeout=100)
+    finally:
+        driver.kill()
+    (folder,) = (tmp_path / "runs").iterdir()
+    done = len(read_metrics(folder, "train"))
+    assert driver.returncode == 130, said
+    assert f"roll-train resume {folder}" in said
+    assert load_checkpoint(folder).progress["steps"] == done > 0

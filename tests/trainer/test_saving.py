@@ -273,6 +273,21 @@ def test_ranks_that_are_late_or_lost_are_not_waited_for(tmp_path: Path) -> None:
     two.gate.set()
 
 
+def test_a_folder_of_the_same_name_on_another_machine_is_the_drivers_to_write(tmp_path: Path) -> None:
+    class Elsewhere(Rank):
+        def sees_file(self, path: str, token: bytes) -> bool:
+            own = tmp_path / "own"  # what this name is there
+            own.write_bytes(b"an older file")
+            return super().sees_file(str(own), token)
+
+    for rank, sees in ((Elsewhere(0, 1), False), (Rank(0, 1), True)):
+        ranks = LearnerRanks(CONFIG)
+        ranks._crew = Crew(QueueLinks([rank]), 60)
+        assert (ranks.snapshot(tmp_path, [], []) is not None) == sees
+        ranks.end()
+    assert not list(tmp_path.glob(".*"))
+
+
 @pytest.mark.parametrize("blind", [0, 1])
 def test_a_folder_that_one_rank_does_not_see_is_the_drivers_to_write_and_to_read(tmp_path: Path, blind: int) -> None:
     class Seeing:
@@ -281,6 +296,9 @@ def test_a_folder_that_one_rank_does_not_see_is_the_drivers_to_write_and_to_read
 
         def sees_folder(self, folder: Path) -> bool:
             return self.sees
+
+        def sees_file(self, path: str, token: bytes) -> bool:
+            return self.sees and Path(path).read_bytes() == token
 
     ranks = LearnerRanks(CONFIG)
     ranks._crew = Crew(links := QueueLinks([Seeing(rank != blind) for rank in range(2)]), 60)

@@ -32,9 +32,11 @@ def episode_limits(config: RolloutConfig) -> EpisodeLimits:
 
 
 @contextlib.contextmanager
-def env_workers(config: RolloutConfig, tasks: Sequence[Task], cpus: Sequence[int] = ()) -> Iterator[EnvWorkers | None]:
+def env_workers(
+    config: RolloutConfig, tasks: Sequence[Task], cpus: Sequence[int] = (), kept_cpus: float = 0.0
+) -> Iterator[EnvWorkers | None]:
     """The workers that hold the environments; None for manager 'thread'. Worker processes run on the processors
-    ``cpus``; none: on any.
+    ``cpus``; none: on any. Actors leave ``kept_cpus`` processors of a Ray cluster to other parts of the run.
 
     Raises :class:`ConfigError` where they do not start, or an environment of ``tasks`` cannot be made in one of them.
     """
@@ -43,7 +45,7 @@ def env_workers(config: RolloutConfig, tasks: Sequence[Task], cpus: Sequence[int
         yield None
         return
     limits = episode_limits(config)
-    opened = _process_workers(config, limits, cpus) if cpus else manager.open(config, limits)
+    opened = manager.open(config, limits, cpus, kept_cpus)
     with opened as workers:
         workers.check(tasks, limits.of_env("make"), manager.remedy)
         yield workers
@@ -90,7 +92,9 @@ def rank_words(config: RunConfig) -> str:
 
 
 @contextlib.contextmanager
-def _process_workers(config: RolloutConfig, limits: EpisodeLimits, cpus: Sequence[int] = ()) -> Iterator[EnvWorkers]:
+def _process_workers(
+    config: RolloutConfig, limits: EpisodeLimits, cpus: Sequence[int], kept_cpus: float
+) -> Iterator[EnvWorkers]:
     with EnvWorkers(lambda: ProcessLink(cpus), config.workers or len(cpus) or _cores(), limits) as workers:
         yield workers
 
@@ -111,7 +115,7 @@ def _ray_words(config: RolloutConfig) -> str:
 
 
 class _Manager(NamedTuple):
-    open: Callable[[RolloutConfig, EpisodeLimits], AbstractContextManager[EnvWorkers]]
+    open: Callable[[RolloutConfig, EpisodeLimits, Sequence[int], float], AbstractContextManager[EnvWorkers]]
     words: Callable[[RolloutConfig], str]
     remedy: str
     """What to do about an environment that cannot be made in a worker."""
@@ -125,7 +129,7 @@ _MANAGERS: Mapping[str, _Manager] = {
         "('module:namespace/Name-v0'); rollout.manager 'thread' keeps environments in the trainer's process",
     ),
     "ray": _Manager(
-        ray_workers,
+        lambda config, limits, cpus, kept_cpus: ray_workers(config, limits, kept_cpus),
         _ray_words,
         "Install the environment's package on every node, or send it along: rollout.ray.runtime_env, e.g. "
         "{py_modules: [path/of/package]} or {pip: [package]}",

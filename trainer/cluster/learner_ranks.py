@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -55,7 +57,7 @@ class LearnerRanks(contextlib.AbstractContextManager["LearnerRanks"]):
         """Copies, in the ranks' memory, of the weights of ``networks`` and the optimisers' states of ``trained``; None
         where the learner is in this process, or ranks on other machines do not see ``folder``."""
         crew = self._crew
-        if crew is None or not all(crew.call("sees_folder", folder.resolve())):
+        if crew is None or not _all_write_in(folder.resolve(), crew):
             return None
         states = crew.call("snapshot", _parts_of(networks), _parts_of(trained))[0]
         return RankSnapshot(crew, states, self._config.placement.learner.timeout_s)
@@ -94,6 +96,18 @@ class LearnerRanks(contextlib.AbstractContextManager["LearnerRanks"]):
             raise
         crew.set_timeout(placed.timeout_s)
         return crew
+
+
+def _all_write_in(folder: Path, crew: Crew) -> bool:
+    """Whether all ranks may write into the driver's ``folder``: on another machine one of that name may be another."""
+    token = secrets.token_bytes(16)
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-") as file:
+            file.write(token)
+            file.flush()
+            return all(crew.call("sees_file", file.name, token))
+    except OSError:  # what writes the checkpoint says it
+        return False
 
 
 class RankSnapshot:

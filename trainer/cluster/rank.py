@@ -176,6 +176,10 @@ class Rank:
         """Whether a folder of the driver is there for this process, too."""
         return folder.is_dir()
 
+    def sees_file(self, path: str, token: bytes) -> bool:
+        """Whether this process may write to the driver's own file: :func:`~trainer.cluster.rank_weights.sees`."""
+        return rank_weights.sees(path, token)
+
     def snapshot(self, networks: dict[str, PartName], trained: dict[str, PartName]) -> dict[str, Any]:
         """Copy this rank's share of a checkpoint: of the weights of ``networks`` and the states of ``trained``, which
         are parts by their names in it. The states without numbers, from rank 0."""

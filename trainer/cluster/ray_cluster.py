@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +38,8 @@ class ClusterWish:
     """Actors that it must have room for; None for as many as there are processors for."""
     num_cpus: float
     """Of each."""
+    kept_cpus: float = 0.0
+    """Processors for other parts of the run."""
     resources: Mapping[str, float] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
 
@@ -74,7 +79,7 @@ def connect(wish: ClusterWish) -> bool:
         cores = os.cpu_count() or 1
         size = wish.workers or max(1, int(cores // wish.num_cpus))
         started = {
-            "num_cpus": max(cores, math.ceil(size * wish.num_cpus)),
+            "num_cpus": max(cores, math.ceil(size * wish.num_cpus + wish.kept_cpus)),
             "resources": {name: size * amount for name, amount in wish.resources.items()},
             "object_store_memory": _OBJECT_STORE_BYTES,
             "include_dashboard": False,
@@ -82,18 +87,33 @@ def connect(wish: ClusterWish) -> bool:
     else:
         _check_answer(wish, wish.address)
     try:
-        ray.init(
-            address=wish.address or "local",
-            runtime_env=dict(wish.runtime_env) or None,
-            logging_level="ERROR",
-            log_to_driver=False,
-            **started,
-        )
+        with _own_handlers():
+            ray.init(
+                address=wish.address or "local",
+                runtime_env=dict(wish.runtime_env) or None,
+                logging_level="ERROR",
+                log_to_driver=False,
+                **started,
+            )
     except Exception as error:  # of many kinds: no cluster, another release of Ray or Python, a bad runtime_env
         if isinstance(error, ConnectionError):
             raise _no_cluster(wish, str(error)) from error
         raise ConfigError(f"{wish.section}: Ray did not start ({type(error).__name__}: {error})") from error
     return True
+
+
+@contextlib.contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Keeps this process's handlers of signals, in whose place Ray sets one of its own that aborts it."""
+    main = threading.current_thread() is threading.main_thread()  # no other thread may set handlers
+    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if callable(handler):
+                signal.signal(number, handler)
 
 
 def _check_answer(wish: ClusterWish, address: str) -> None:

@@ -24,8 +24,8 @@ _THREADS = 4
 """Calls of an actor at one time: one waits for results all the time."""
 
 
-def cluster_wish(config: RolloutConfig) -> ClusterWish:
-    """The cluster that ``rollout.manager: ray`` asks for."""
+def cluster_wish(config: RolloutConfig, kept_cpus: float = 0.0) -> ClusterWish:
+    """The cluster that ``rollout.manager: ray`` asks for, where other parts of the run have ``kept_cpus`` of it."""
     ray = config.ray
     return ClusterWish(
         asks="rollout.manager 'ray'",
@@ -33,24 +33,29 @@ def cluster_wish(config: RolloutConfig) -> ClusterWish:
         address=ray.address,
         workers=config.workers,
         num_cpus=ray.num_cpus,
+        kept_cpus=kept_cpus,
         resources=ray.resources,
         runtime_env=ray.runtime_env,
     )
 
 
 @contextlib.contextmanager
-def ray_workers(config: RolloutConfig, limits: EpisodeLimits) -> Iterator[EnvWorkers]:
-    """Actors as ``config`` says, on a cluster that is there or is started for them.
+def ray_workers(config: RolloutConfig, limits: EpisodeLimits, kept_cpus: float = 0.0) -> Iterator[EnvWorkers]:
+    """Actors as ``config`` says, on a cluster that is there or is started for them, of whose processors other parts of
+    the run have ``kept_cpus``.
 
     Raises :class:`ConfigError` for a cluster that does not answer or has no room, and for actors that do not start.
     """
-    check_cluster(cluster_wish(config))
-    wanted, ours = config.ray, connect(cluster_wish(config))
+    wish = cluster_wish(config, kept_cpus)
+    check_cluster(wish)
+    wanted, ours = config.ray, connect(wish)
     import ray
 
     try:
-        size = config.workers or max(1, int(ray.cluster_resources().get("CPU", 0) // wanted.num_cpus))
-        _check_room(config, size, ray.cluster_resources())
+        room = ray.cluster_resources()
+        room["CPU"] = room.get("CPU", 0.0) - kept_cpus
+        size = config.workers or max(1, int(room["CPU"] // wanted.num_cpus))
+        _check_room(config, size, room, kept_cpus)
         options: dict[str, Any] = {
             "num_cpus": wanted.num_cpus,
             "resources": wanted.resources,
@@ -73,13 +78,14 @@ def ray_workers(config: RolloutConfig, limits: EpisodeLimits) -> Iterator[EnvWor
             ray.shutdown()
 
 
-def _check_room(config: RolloutConfig, size: int, total: dict[str, float]) -> None:
+def _check_room(config: RolloutConfig, size: int, room: dict[str, float], kept_cpus: float) -> None:
     for name, amount in {"CPU": config.ray.num_cpus, **config.ray.resources}.items():
-        if size * amount > total.get(name, 0.0):
+        if size * amount > room.get(name, 0.0):
+            beside = f" beside the {kept_cpus:g} of placement.learner" if kept_cpus and name == "CPU" else ""
             raise ConfigError(
                 f"rollout.workers {size} with {amount:g} {name} each need {size * amount:g}, but the Ray cluster has "
-                f"{total.get(name, 0.0):g}; lower rollout.workers, rollout.ray.num_cpus or rollout.ray.resources, or "
-                "add nodes"
+                f"{room.get(name, 0.0):g}{beside}; lower rollout.workers, rollout.ray.num_cpus or "
+                "rollout.ray.resources, or add nodes"
             )
 
 

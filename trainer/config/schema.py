@@ -295,7 +295,8 @@ class RolloutConfig(Section):
     manager: Literal["thread", "process", "ray"] = "thread"
     """Where environments live: in the trainer's process, in worker processes, or in actors of a Ray cluster."""
     workers: Count = 0
-    """Workers of manager 'process' or 'ray', each with many environments; 0 is one per processor."""
+    """Workers of manager 'process' or 'ray', each with many environments; 0 is one per processor that ranks of the
+    learner on the same Ray cluster leave."""
     ray: RayConfig = Field(default_factory=RayConfig)
 
     @property

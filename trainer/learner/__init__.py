@@ -217,6 +217,14 @@ class BackendPart(Part):
         self.check_package("learner.backend", config.learner.backend)
         if getattr(config.learner, "lora_rank", 0) and not _importable("peft"):
             raise MissingExtraError("learner.lora_rank", "lora")
+        if (attention := getattr(config.learner, "attention", "auto")) != "auto":
+            import torch
+
+            from trainer.model.attention import choose_attention
+            from trainer.model.network import choose_device
+
+            precision = getattr(torch, getattr(config.learner, "precision", "float32"))
+            choose_attention(attention, choose_device(config.learner.device), precision)
 
 
 def _importable(package: str) -> bool:

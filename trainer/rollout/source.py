@@ -180,7 +180,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
             judges = [[machine.gpus[gpu] for gpu in gpus] for gpus in placement.judges]
             self._open.enter_context(sandboxes_on(placement.sandbox_cpus))
             self._open.enter_context(served_judges(config, judges, placement.judge_cpus))
-            opened = env_workers(config.rollout, first, placement.environment_cpus)
+            ranks = config.placement.learner
+            kept = ranks.ranks * ranks.cpus if config.cluster == "ray" else 0.0
+            opened = env_workers(config.rollout, first, placement.environment_cpus, kept)
             workers = self._open.enter_context(opened)
         self._local_driver = EpisodeDriver(lambda task: roll_envs.make(task.env_id, **task.kwargs), limits)
         """With environments in this process, which a teacher can ask."""
