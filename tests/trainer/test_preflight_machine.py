@@ -111,6 +111,13 @@ def test_a_rank_says_what_its_node_lacks(without: Any, monkeypatch: pytest.Monke
         rank.check(TEXT + "learner: {lora_rank: 4}\n", releases())
 
 
+def test_several_runs_where_one_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    (warning,) = preflight(parse_config(TEXT)).warnings
+    assert "WORLD_SIZE is 2" in warning
+    assert "start it once, and say placement.learner.ranks" in warning
+
+
 def test_weights_in_eight_bits_that_nothing_makes_up_for_are_said() -> None:
     asked = [*VLLM, "engine.url=http://127.0.0.1:9"]
     assert preflight(parse_config(TEXT, asked)).warnings == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -72,14 +73,20 @@ def _check_positions(config: RunConfig, model: Any) -> None:
 
 
 def _warnings(config: RunConfig) -> list[str]:
+    found = []
     settings = part_settings(config.engine, ENGINES.find(config.engine.name))
     quantization = getattr(settings, "quantization", None)
-    if quantization is None or config.correction.name != "none":
-        return []
-    return [
-        f"engine.quantization {quantization!r} samples by other numbers than the learner's, and nothing makes up for "
-        "the difference; set correction.name to 'tis' or 'mis'"
-    ]
+    if quantization is not None and config.correction.name == "none":
+        found.append(
+            f"engine.quantization {quantization!r} samples by other numbers than the learner's, and nothing makes up "
+            "for the difference; set correction.name to 'tis' or 'mis'"
+        )
+    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
+        found.append(
+            f"WORLD_SIZE is {processes}, as torchrun sets it for each of several processes, and every roll-train is a "
+            "run of its own; start it once, and say placement.learner.ranks"
+        )
+    return found
 
 
 def model_config(config: RunConfig) -> tuple[RunConfig, Any]:
