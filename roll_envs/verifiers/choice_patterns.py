@@ -191,11 +191,11 @@ _SAYINGS = {
     ),
     "small label": (
         r"(?i)(?:(?:{OPTION}|la|ans\.) )?\(?([a-z])"
-        r"(?:[).:]+,?(?:\s(?!and|or|is not|no|ف?غير|خطأ)|$)|(?-i:(?<=[b-hj])),\s|$)"
+        r"(?:[).:]+,?(?:\s(?!and|or|is not|no|would|ف?غير|خطأ)|$)|(?-i:(?<=[b-hj])),\s|$)"
     ),
     # A statement that nobody makes: "if B is correct", "many choose A", "I doubt that it is C".
     "supposed": (
-        r"(?i)\b(?:if(?! i had)|whether|suppose|assum(?:e[sd]?|ing)|consider|which of"
+        r"(?i)\b(?:if(?! i ha(?:d|ve) to)|whether|suppose|assum(?:e[sd]?|ing)|consider|which of"
         r"|unless|otherwise|(?<!s )why(?! the (?:\w+ )?answer))\b|无法|是否"
     ),
     "unsure": r"(?i)(?:\b|(?=n['’]t)){DOUBT}\b",
@@ -225,7 +225,7 @@ _SAYINGS = {
     "no choice": (
         r"(?i)\b(?:{NO}|wrong|incorrect\w*|fals\w*|(?<!-)out|fails?|too|no|also|start\w*|begin\w*|on to|compar\w*"
         r"|partial\w*|partly|half(?!-)|almost|close|errad[ao]|faux|fausses?|невер\w*|गलत|plausible|possible|consider\w*"
-        r"|look\w*(?! it| for| up| like)|contrast|letter)\b|n['’]t\b|[✗✘❌]"
+        r"|look\w*(?! it| for| up| like)|contrast|letter|joke)\b|n['’]t\b|[✗✘❌]"
     ),
     # "D keeps", among sentences about other letters.
     "verb after": r"^(\W*)([B-HJ])(?= [a-z])",
@@ -256,7 +256,7 @@ _SAYINGS = {
     ),
     "checks": r"(?i)\blet(?: me|['’]s) (?:check|verify|see|look|double|test|think|consider|compute|re)",
     "also": r"(?i)\b(?:also|too|as well)\b",
-    "condition": r"(?i)[^.!;:\n]{0,80}?(?:\?|\b(?:if(?! i had)|unless)\b)",
+    "condition": r"(?i)[^.!;:\n]{0,80}?(?:\?|\b(?:if(?! i ha(?:d|ve) to)|unless)\b)",
     # A letter, and the options after it once more.
     "repeated": (
         r"\W{0,3}(?![AI] ?['’a-z])[A-J]\b[^\n]{0,80}"

@@ -25,8 +25,10 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"|The following are |You are (?:given|an?)\b|Answer the following\b|Rate this answer\b"
         r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b"
         r"|Related (?:questions|problems)\b|adsbygoogle|Solution [2-9]\b|以下|下列"
-        r"|(?:Grade|Student(?:'s)? answer|Feedback): |(?:Comments? ?\(|Add your answer\b)"
+        r"|(?:Grade|Student(?:'s)? answer|Feedback|Next): "
+        r"|(?:Comments? ?\(|Add your answer\b|Statement 1 \|)"
         r"|(?:(?:Step-by-step )?[Ee]xplanation|Пояснение|Explicación|Explicação)\**:|Why not the others\b)",
+        r"\n\[i\]Proposed by\b",
         r"</(?:p|div|li|ul|td|table|body)>|<(?:strong|b|h\d)>(?:Example|Question|Problem|Exercise)\b",
         r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem|q)>",  # of a list of objects
         r"\n\s{0,8}\\(?:item\b|begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)"
@@ -56,7 +58,7 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"\W{0,3}(?:[A-J]\b(?:[.):,][^\n]*|[^\n]{0,20}|[.):]?\n(?s:.*))(?:\n(?s:.*))?|-?[$\d][^\n]{0,20})"
         r"|(?![^\n]*(?:roblem|uestion|xercise|olv|tep))[A-Z][^\n:]{0,80}\d[^\n:]{0,40}\."
     ),
-    "value": r"(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore|Ans)\b\.?)(?:\D{0,60}\d|,? \(?[A-J]\b)",
+    "value": r"\d\S* is the answer\b|(?:=|\b(?:[Ss]o|[Tt]hus|[Tt]herefore|Ans)\b\.?)(?:\D{0,60}\d|,? \(?[A-J]\b)",
     "given": r"Given|Let (?!me )|If|Suppose",
     "intro": r"(?i)\b{INTRO}\b",
 }
