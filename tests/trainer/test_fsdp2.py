@@ -334,6 +334,23 @@ def test_an_optimizer_of_whole_matrices_is_refused_before_anything_starts() -> N
             parse_config(text + "warm_start: {optimizer: muon}\n")
 
 
+def test_a_critic_in_shards_computes_its_layers_again_where_the_policy_does() -> None:
+    weights, calls = [], []
+    for name in ("uneven", "checkpointed"):
+        learner = learner_of("fsdp2", SCENES[name], Ranks())
+        critic: Any = learner.critic(CriticConfig(lr=1e-3))
+        critic.load_weights(
+            [(n, torch.full_like(w, 0.1) if n == "head.weight" else w) for n, w in kept(critic.weights()).items()]
+        )
+        seen: list[object] = []
+        critic._network["body"].layers[0].mlp.register_forward_pre_hook(lambda *_, seen=seen: seen.append(None))
+        two_steps(learner, critic, range(9))
+        weights.append(kept(critic.weights()))
+        calls.append(len(seen))
+    assert calls[1] == 2 * calls[0] > 0
+    assert all(torch.equal(w, weights[1][n]) for n, w in weights[0].items())
+
+
 def test_context_parallel_divides_the_ranks() -> None:
     text = BASE.replace("fsdp2", "fsdp2, context_parallel: 2")
     parse_config(text + "placement: {learner: {ranks: 4}}\n")

@@ -11,7 +11,7 @@ from episode_builders import batches_of, counted
 from tiny import tiny_model
 
 from roll_envs.errors import CheckpointError
-from trainer.config import LossConfig, OptimizerConfig
+from trainer.config import CriticConfig, LossConfig, OptimizerConfig
 from trainer.data.table import TokenSequence
 from trainer.learner import TorchSettings
 from trainer.learner.gradients import MasterWeights, cast_weights
@@ -167,3 +167,25 @@ def test_checkpointed_layers_give_the_same_gradient_and_are_run_twice() -> None:
     gradients = [{n: p.grad for n, p in m.network.named_parameters()} for m in models]
     assert all(torch.equal(g, gradients[1][n]) for n, g in gradients[0].items())
     assert not any(m.training for m in models[1].network.modules())
+
+
+def test_a_critic_s_layers_are_computed_again_where_the_policy_s_are() -> None:
+    rows, _ = some_rows()
+    batches = batches_of(
+        rows, pack_tokens=40, tokens_per_microbatch=80, value=[np.zeros(len(r.ids)) for r in rows],
+        returns=[np.linspace(0, 1, len(r.ids)) for r in rows],
+    )  # fmt: skip
+    found, calls = [], []
+    for again in (False, True):
+        critic: Any = learner_of(tiny_model(), TorchSettings(gradient_checkpointing=again)).critic(CriticConfig())
+        torch.nn.init.constant_(critic._network["head"].weight, 0.1)  # so that the body has a gradient
+        seen: list[object] = []
+        critic._network["body"].layers[0].mlp.register_forward_pre_hook(lambda *_, seen=seen: seen.append(None))
+        found.append(critic.step(batches, counted(rows), lr=1e-3))
+        calls.append(len(seen))
+        found[-1] |= {n: p.grad for n, p in critic._network.named_parameters()}
+        assert not any(module.training for module in critic._network.modules())
+    assert calls[1] == 2 * calls[0] > 0
+    assert found[0]["critic/grad_norm"] > 0
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(found[1][n])) for n, v in found[0].items())

@@ -272,7 +272,7 @@ class ComputeSettings(Settings):
     """Memory for logits per micro-batch, in MiB; more are computed in pieces, and twice.
     Default: memory alone; changes nothing else."""
     gradient_checkpointing: bool = False
-    """Keep only the inputs of layers and compute the rest twice: less memory, more time.
+    """Keep only the inputs of layers, the critic's too, and compute the rest twice: less memory, more time.
     Default: off: memory against time."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of weights and activations; bfloat16 has float32 master copies in the optimiser.

@@ -17,7 +17,7 @@ from trainer.learner.device_memory import DeviceMemory
 from trainer.learner.gradients import Ranks, cast_weights
 from trainer.learner.optimizers import make_optimizers, take_step, trained_weights
 from trainer.learner.snapshot import Keep, kept_state, own_copy
-from trainer.learner.steps import jobs_of
+from trainer.learner.steps import checkpointed_layers, checkpointing, jobs_of
 from trainer.model.attention import use_packed_attention
 from trainer.model.context import ContextRanks
 from trainer.model.forward import label_states, load_weights, spread, weights_of
@@ -47,13 +47,17 @@ class ValueNetwork(torch.nn.ModuleDict):
 class TorchCritic:
     """Holds the value network and the state of its optimiser (AdamW)."""
 
-    def __init__(self, network: Any, config: CriticConfig, *, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, network: Any, config: CriticConfig, *, ranks: Ranks | None = None, gradient_checkpointing: bool = False
+    ) -> None:
         """``network`` is a causal language model whose body is copied, in float32, and whose head is not used; or a
-        :class:`ValueNetwork`, which is used as it is."""
+        :class:`ValueNetwork`, which is used as it is. With ``gradient_checkpointing`` the inside of its layers is
+        computed again in backward."""
         self._config, self._ranks = config, ranks or Ranks()
         if not isinstance(network, ValueNetwork):
             network = ValueNetwork(cast_weights(copy.deepcopy(network.base_model), torch.float32))
         self._network = network.eval()
+        self._checkpointed = checkpointed_layers(network["body"]) if gradient_checkpointing else []
         self._device = next(network.parameters()).device
         self._parameters = [p for p in self._network.parameters() if p.requires_grad]
         adamw = OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
@@ -78,17 +82,18 @@ class TorchCritic:
         jobs = jobs_of(self._ranks, team, batches, denominators)
         self._network.zero_grad(set_to_none=True)
         sums: dict[str, float] = {}
-        for batch in (b.to(self._device) for b in jobs.batches):
-            if batch.values is None or batch.returns is None or batch.return_mask is None:  # an empty one
-                torch.autograd.backward(self._network(batch).sum() * 0.0)
-                continue
-            losses, metrics = value_loss(
-                self._network(batch), batch.values, batch.returns, batch.return_mask, self._config.clip
-            )
-            total = losses.sum() / jobs.tokens
-            torch.autograd.backward(total)
-            for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+        with checkpointing(self._checkpointed):
+            for batch in (b.to(self._device) for b in jobs.batches):
+                if batch.values is None or batch.returns is None or batch.return_mask is None:  # an empty one
+                    torch.autograd.backward(self._network(batch).sum() * 0.0)
+                    continue
+                losses, metrics = value_loss(
+                    self._network(batch), batch.values, batch.returns, batch.return_mask, self._config.clip
+                )
+                total = losses.sum() / jobs.tokens
+                torch.autograd.backward(total)
+                for name, value in {**metrics, "critic/loss": losses.detach().sum()}.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
         self._ranks.add_gradients(self._parameters)
         norm = self._ranks.clip_gradients(self._parameters, self._config.max_grad_norm)
         if self._ranks.any(not math.isfinite(norm)):

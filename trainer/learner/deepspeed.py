@@ -25,8 +25,8 @@ from trainer.learner.critic import ValueNetwork, value_loss
 from trainer.learner.gradients import DTYPES, Ranks, StepGuard, cast_weights
 from trainer.learner.optimizers import saved_parts
 from trainer.learner.snapshot import Keep
-from trainer.learner.steps import ScoreModule, microbatch_loss, step_metrics
-from trainer.learner.torch import TorchScorer, checkpointed_layers, checkpointing
+from trainer.learner.steps import ScoreModule, checkpointed_layers, checkpointing, microbatch_loss, step_metrics
+from trainer.learner.torch import TorchScorer
 from trainer.learner.zero import ShardedModule, check_optimizer, import_deepspeed
 from trainer.model.forward import weights_of
 from trainer.model.network import LanguageModel, choose_device
@@ -191,6 +191,7 @@ class DeepSpeedCritic:
         self._config, self._ranks = config, ranks
         adamw = OptimizerConfig(lr=config.lr, max_grad_norm=config.max_grad_norm)
         values = ValueNetwork(cast_weights(network.base_model, torch.float32))
+        self._checkpointed = checkpointed_layers(values["body"]) if settings.gradient_checkpointing else []
         self._values = ShardedModule(values, values, settings=settings, ranks=ranks, device=device, optimizer=adamw)
 
     def score(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
@@ -215,7 +216,8 @@ class DeepSpeedCritic:
                 sums[name] = sums.get(name, 0.0) + float(value)
             return losses.sum() / max(denominators.tokens, 1)
 
-        self._values.add_gradients(batches, loss)
+        with checkpointing(self._checkpointed):
+            self._values.add_gradients(batches, loss)
         refused, norm = self._values.step(lr, lambda norm: self._ranks.any(not math.isfinite(norm)))
         if refused:
             raise RollError(f"the critic's gradient norm is {norm}; the step was not taken. Lower critic.lr and resume")

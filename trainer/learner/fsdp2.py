@@ -33,8 +33,8 @@ from trainer.learner.adapters import AdaptedNetwork, AdaptedWeights
 from trainer.learner.critic import TorchCritic, ValueNetwork
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, cast_weights, clipped, squares_of
 from trainer.learner.snapshot import Keep, kept
-from trainer.learner.steps import ScoreModule, jobs_of, skeleton_of
-from trainer.learner.torch import BaseModel, TorchLearner, Worker, checkpointed_layers
+from trainer.learner.steps import ScoreModule, checkpointed_layers, jobs_of, skeleton_of
+from trainer.learner.torch import BaseModel, TorchLearner, Worker
 from trainer.model.context import ContextRanks, check_heads
 from trainer.model.forward import fitting, weights_of
 from trainer.model.network import LanguageModel, choose_device
@@ -240,9 +240,11 @@ class ShardedCritic(TorchCritic):
 
     _ranks: ShardedRanks
 
-    def __init__(self, network: ValueNetwork, config: CriticConfig, ranks: ShardedRanks) -> None:
+    def __init__(
+        self, network: ValueNetwork, config: CriticConfig, ranks: ShardedRanks, *, gradient_checkpointing: bool
+    ) -> None:
         ranks.shard(network, torch.float32)
-        super().__init__(network, config, ranks=ranks)
+        super().__init__(network, config, ranks=ranks, gradient_checkpointing=gradient_checkpointing)
         self._device = ranks.device  # where it is run: shards may lie elsewhere
 
     @torch.no_grad()
@@ -369,7 +371,8 @@ class ShardedLearner(TorchLearner):
     def critic(self, config: CriticConfig) -> Critic:
         """A critic in shards whose body begins as a copy of the current policy's."""
         network = ValueNetwork(cast_weights(copy.deepcopy(self._plain.base_model), torch.float32), self._ranks.context)
-        critic = ShardedCritic(network, config, self._ranks)
+        again = self._settings.gradient_checkpointing
+        critic = ShardedCritic(network, config, self._ranks, gradient_checkpointing=again)
         prefix = f"{self._plain.base_model_prefix}."
         body = ((name.removeprefix(prefix), w) for name, w in self.weights() if name.startswith(prefix))
         self._ranks.load(network["body"], body, "the policy")

@@ -1,16 +1,20 @@
-"""What backends have in common around the passes of an optimiser step: the module that is run, the loss of a
-micro-batch, the metrics of the step."""
+"""What backends have in common around the passes of an optimiser step: the module that is run, layers whose inside is
+computed again, the loss of a micro-batch, the metrics of the step."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
+from roll_envs.errors import ConfigError
 from roll_envs.types import Metrics
 from trainer.algorithms.losses.objective import Objective, policy_loss
 from trainer.data.batches import Batch, Denominators
@@ -18,7 +22,7 @@ from trainer.learner import ComputeSettings, TorchSettings
 from trainer.learner.gradients import Ranks
 from trainer.model.attention import choose_attention, use_packed_attention
 from trainer.model.context import ContextRanks
-from trainer.model.forward import compile_layers, head_of, label_scores
+from trainer.model.forward import compile_layers, head_of, label_scores, layers_of
 
 
 class ScoreModule(torch.nn.Module):
@@ -58,6 +62,33 @@ class ScoreModule(torch.nn.Module):
             context=self._context,
             compiled=self._compiled,
         )
+
+
+def checkpointed_layers(network: Any) -> list[Any]:
+    """The layers whose inside is computed again in backward. Raises :class:`ConfigError` where there are none."""
+    layers = layers_of(network)
+    if not layers:
+        raise ConfigError(
+            f"learner.gradient_checkpointing: {type(network).__name__} has no layers that can be computed again; "
+            "set it to false"
+        )
+    # Nothing in a layer is random, and the state of the generator is shared by all threads: leave it alone.
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    for layer in layers:
+        layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, again
+    return layers
+
+
+@contextmanager
+def checkpointing(layers: Sequence[Any]) -> Iterator[None]:
+    """Layers checkpoint in training mode only; copies of the network that score or sample have no use for it."""
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 class Jobs(NamedTuple):

@@ -9,15 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
-from roll_envs.errors import CheckpointError, ConfigError
+from roll_envs.errors import CheckpointError
 from roll_envs.types import Metrics
 from trainer.algorithms.losses.objective import make_objective
 from trainer.config import CorrectionConfig, CriticConfig, LossConfig, OptimizerConfig
@@ -29,8 +27,15 @@ from trainer.learner.device_memory import DeviceMemory
 from trainer.learner.gradients import DTYPES, MasterWeights, Ranks, StepGuard, cast_weights, replica_of
 from trainer.learner.optimizers import make_optimizers, saved_parts, take_step, trained_weights
 from trainer.learner.snapshot import Keep, kept_state, own_copy
-from trainer.learner.steps import ScoreModule, jobs_of, microbatch_loss, step_metrics
-from trainer.model.forward import layers_of, load_weights, weights_of
+from trainer.learner.steps import (
+    ScoreModule,
+    checkpointed_layers,
+    checkpointing,
+    jobs_of,
+    microbatch_loss,
+    step_metrics,
+)
+from trainer.model.forward import load_weights, weights_of
 from trainer.model.network import LanguageModel, choose_device
 
 
@@ -301,31 +306,5 @@ class TorchLearner:
 
     def critic(self, config: CriticConfig) -> Critic:
         """A critic whose body begins as a copy of the current policy's."""
-        return TorchCritic(self._plain, config, ranks=self._ranks)
-
-
-def checkpointed_layers(network: Any) -> list[Any]:
-    """The layers whose inside is computed again in backward. Raises :class:`ConfigError` where there are none."""
-    layers = layers_of(network)
-    if not layers:
-        raise ConfigError(
-            f"learner.gradient_checkpointing: {type(network).__name__} has no layers that can be computed again; "
-            "set it to false"
-        )
-    # Nothing in a layer is random, and the state of the generator is shared by all threads: leave it alone.
-    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-    for layer in layers:
-        layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, again
-    return layers
-
-
-@contextmanager
-def checkpointing(layers: Sequence[Any]) -> Iterator[None]:
-    """Layers checkpoint in training mode only; copies of the network that score or sample have no use for it."""
-    for layer in layers:
-        layer.training = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.training = False
+        again = self._settings.gradient_checkpointing
+        return TorchCritic(self._plain, config, ranks=self._ranks, gradient_checkpointing=again)
