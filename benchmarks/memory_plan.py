@@ -55,7 +55,7 @@ CASES = {
     "135m-bfloat16": Case("135m", 512, ("learner.precision=bfloat16",)),
     "135m-lora": Case("135m", 512, ("learner.lora_rank=8",)),
     "135m-lora-bfloat16": Case("135m", 512, ("learner.lora_rank=8", "learner.precision=bfloat16")),
-    "large": Case("0.5b", 256),
+    "large": Case("0.5b", 512),
     "large-bfloat16": Case("0.5b", 4096, ("learner.precision=bfloat16", "learner.logits_mib=1024")),
     "large-lora-bfloat16": Case(
         "0.5b", 4096, ("learner.precision=bfloat16", "learner.logits_mib=1024", "learner.lora_rank=32")

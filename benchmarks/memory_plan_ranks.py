@@ -37,6 +37,8 @@ class Case(NamedTuple):
     """Of a micro-batch."""
     experts: int = 0
     """In each layer, two of which each token meets; 0: a plain MLP."""
+    critic: bool = False
+    """Whether a critic steps before the policy, in micro-batches of as many tokens."""
 
 
 CASES = {
@@ -55,16 +57,30 @@ CASES = {
     "megatron-pipeline": Case("backend: megatron, pipeline_parallel: 2"),
     "megatron-tensor-bfloat16": Case("backend: megatron, tensor_parallel: 2, precision: bfloat16"),
     "megatron-experts": Case("backend: megatron, expert_parallel: 2", experts=8),
+    "torch-critic": Case("backend: torch, threads: 1", critic=True),
+    "fsdp2-critic": Case("backend: fsdp2", critic=True),
+    "fsdp2-bfloat16-critic": Case("backend: fsdp2, precision: bfloat16", critic=True),
+    "fsdp2-checkpointed-critic": Case("backend: fsdp2, gradient_checkpointing: true", tokens=1024, critic=True),
 }
 TEXT = """
 format: 1
 name: memory
 steps: 1
 env: {{id: roll/FrozenLake-v0}}
-engine: {{name: scripted}}
+engine: {{name: scripted, max_tokens: 256}}
+advantage: {{name: {estimator}}}
+critic: {{tokens_per_microbatch: {tokens}}}
 placement: {{learner: {{ranks: {ranks}}}}}
 learner: {{{learner}, pack_tokens: 512, logits_mib: 64, tokens_per_microbatch: {tokens}}}
 """
+
+
+def text_of(case: Case) -> str:
+    return TEXT.format(
+        ranks=RANKS, learner=case.learner, tokens=case.tokens, estimator="gae" if case.critic else "grpo"
+    )
+
+
 SHAPE = {
     "vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8,
     "num_attention_heads": 8, "num_key_value_heads": 4,
@@ -105,19 +121,21 @@ def stream(shape: Any) -> Iterator[tuple[str, Any]]:
 
 def between(phase: Callable[[str], None]) -> None:
     """Have ``phase`` called at the end of all backward passes of a step, and of the optimiser's."""
+    from trainer.learner import critic, zero
     from trainer.learner import torch as plain
-    from trainer.learner import zero
+    from trainer.run.memory_plan import BACKWARD, CRITIC_BACKWARD, CRITIC_STEP, STEP
 
-    def split(before: Callable[..., Any]) -> Callable[..., Any]:
+    def split(before: Callable[..., Any], names: tuple[str, str] = (BACKWARD, STEP)) -> Callable[..., Any]:
         def step(*arguments: Any, **named: Any) -> Any:
-            phase("backward")
+            phase(names[0])
             found = before(*arguments, **named)
-            phase("optimiser step")
+            phase(names[1])
             return found
 
         return step
 
     plain.take_step = split(plain.take_step)
+    critic.take_step = split(critic.take_step, (CRITIC_BACKWARD, CRITIC_STEP))
     zero.ShardedModule.step = split(zero.ShardedModule.step)  # type: ignore[method-assign]
     try:
         from trainer.learner import megatron_learner as megatron
@@ -142,7 +160,6 @@ def measure(case: Case, rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     torch.cuda.current_device = lambda: torch.device("cpu")  # Megatron-Core's router takes it that there is CUDA
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
-    text = TEXT.format(ranks=RANKS, learner=case.learner, tokens=case.tokens)
     before, peaks = 0.0, dict[str, float]()
 
     def phase(name: str) -> None:
@@ -153,17 +170,24 @@ def measure(case: Case, rank: int, folder: Path) -> None:
     def learn(shape: Any) -> None:
         made = Rank(rank, RANKS)
         made._ranks = Ranks(distributed.group.WORLD)
-        made.make(text, False, shape, 1, stream(shape))
+        made.make(text_of(case), False, shape, 1, stream(shape))
+        if case.critic:
+            made.add_critic({})
         # Four micro-batches for each rank, so that none is cut.
         rows, advantages = make_rows(shape.vocab_size, rows=4 * RANKS * case.tokens // 256, tokens=256)
-        tokens = tokens_of(rows).with_columns(advantage=np.concatenate(advantages))
+        returns = np.concatenate(advantages)
+        tokens = tokens_of(rows).with_columns(advantage=returns, value=np.zeros(len(returns)))
         everything = range(len(rows))
-        batches = make_batches(rows, tokens, everything, pack_tokens=512, tokens_per_microbatch=case.tokens)
+        batches = make_batches(
+            rows, tokens, everything, pack_tokens=512, tokens_per_microbatch=case.tokens, returns=returns[None]
+        )
         mine = [cut(batches[p.source], p) for p in deal(batches, RANKS).pieces[rank]]
         whole = denominators_of(tokens, everything)
         for share in (mine[:1], mine):  # the first step makes the optimiser's state
             phase("always")
             given = replace(whole, tokens=0, sequences=0) if rank else whole
+            if case.critic:
+                made.step("critic", share, given, {"lr": 1e-6})
             made.step("learner", share, given, {"lr": 1e-6, "on_policy": True})
             peaks["always"] = taken("cpu") - before
 
@@ -177,8 +201,9 @@ def planned(case: Case) -> dict[str, float]:
     from trainer.config.load import parse_config
     from trainer.run.memory_plan import make_plan
 
-    config = parse_config(TEXT.format(ranks=RANKS, learner=case.learner, tokens=case.tokens))
-    return make_plan(config, shape_of(SHAPE, case.experts), devices=("cpu", "cpu"), here=1).phases("cpu")
+    return make_plan(parse_config(text_of(case)), shape_of(SHAPE, case.experts), devices=("cpu", "cpu"), here=1).phases(
+        "cpu"
+    )
 
 
 def main() -> None:
@@ -212,7 +237,7 @@ def main() -> None:
                 raise SystemExit(f"{name} failed:\n" + "".join(log.read_text()[-2000:] for log in logs))
             found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(RANKS)]
         plan = planned(CASES[name])
-        for when in ("always", "backward", "optimiser step"):
+        for when in plan:
             most = max(each[when] for each in found)
             more = 100 * (plan[when] / most - 1)
             print(f"| {name} | {when} | {plan[when] / MIB:.0f} | {most / MIB:.0f} | {more:+.0f}% |", flush=True)

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -30,6 +31,7 @@ from trainer.cli import main
 from trainer.cluster.seats import Machine
 from trainer.config import RunConfig
 from trainer.config.load import parse_config
+from trainer.data.batches import _layout
 from trainer.engines.prefix_cache import CachedNetwork, OpenSequence
 from trainer.learner import TorchSettings
 from trainer.learner.torch import TorchLearner
@@ -37,7 +39,18 @@ from trainer.model.network import LanguageModel
 from trainer.rollout.source import side_by_side
 from trainer.run import memory_plan
 from trainer.run.counted import _storages, count, kept_for_backward
-from trainer.run.memory_plan import ALWAYS, BACKWARD, GIB, SAMPLING, STEP, MemoryPlan, make_plan, read_model_config
+from trainer.run.memory_plan import (
+    ALWAYS,
+    BACKWARD,
+    CRITIC_BACKWARD,
+    CRITIC_STEP,
+    GIB,
+    SAMPLING,
+    STEP,
+    MemoryPlan,
+    make_plan,
+    read_model_config,
+)
 from trainer.run.preflight import preflight
 from trainer.run.report import Report
 
@@ -241,7 +254,12 @@ def test_the_warm_start_trains_all_weights_by_its_own_optimiser() -> None:
 def test_reference_and_critic_are_counted() -> None:
     counted = count(config(), MODEL)
     assert size(plan("loss.kl_coef=0.1"), "reference") == 4 * counted.numbers
-    assert size(plan("advantage.name=gae"), "critic") == 16 * (counted.numbers - counted.head)
+    found = plan("advantage.name=gae")
+    assert counted.body == counted.numbers  # the head is the embedding, which the critic has too
+    assert size(found, "critic: weights") == size(found, "critic: gradients") == 4 * counted.body
+    assert size(found, "critic: optimiser state") == 8 * counted.body
+    own_head = LlamaConfig(**{**MODEL.to_dict(), "tie_word_embeddings": False})
+    assert count(config(), own_head).body == count(config(), own_head).numbers - counted.head
     pytest.importorskip("peft", reason="the extra 'lora' is not installed")
     names = [item.what for item in plan("loss.kl_coef=0.1", "learner.lora_rank=2").items["cpu"]]
     assert "reference" not in names  # the base model serves
@@ -401,9 +419,138 @@ def test_experts_are_dealt_and_the_rest_is_whole() -> None:
 
 
 def test_ranks_that_run_micro_batches_together_keep_a_slice_each() -> None:
-    two = ("placement.learner.ranks=2", "learner.backend=fsdp2", "learner.tokens_per_microbatch=5")
-    assert size(plan(*two), "activations of 5 tokens, in 2 ranks") > 0
-    assert size(plan(*two, "learner.context_parallel=2"), "activations of 3 tokens, in 2 ranks") > 0
+    two = ("placement.learner.ranks=2", "learner.backend=fsdp2", "advantage.name=gae")
+    short = ("learner.tokens_per_microbatch=205", "learner.pack_tokens=50", "critic.tokens_per_microbatch=105")
+    assert size(plan(*two, *short), "activations of 205 tokens, in 2 ranks") > 0
+    apart = plan(*two, *short, "learner.context_parallel=2")
+    assert size(apart, "activations of 103 tokens, in 2 ranks") > 0
+    assert size(apart, "critic: activations of 53 tokens, in 2 ranks") > 0
+
+
+CRITIC = ("advantage.name=gae", "critic.tokens_per_microbatch=1024")
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_the_critic_s_passes_are_counted_in_float32_and_in_a_phase_of_their_own(half: bool, again: bool) -> None:
+    learner = (
+        f"learner.precision={'bfloat16' if half else 'float32'}",
+        f"learner.gradient_checkpointing={again}".lower(),
+    )
+    found = plan(*CRITIC, *learner)
+    plain = count(config(), MODEL)  # of float32
+    assert count(config(*CRITIC, *learner), MODEL).critic_kept == plain.kept
+    assert count(config(*CRITIC, *learner), MODEL).critic_kept_once == plain.kept_once
+    layer = plain.kept * 1024 / 3
+    kept = 3 * 32 * 4 * 1024 + 2 * layer if again else 4 * layer
+    assert size(found, "critic: activations of 1,024 tokens") == pytest.approx(kept + plain.kept_once)
+    phases = found.phases("cpu")
+    assert phases[CRITIC_BACKWARD] == pytest.approx(phases[ALWAYS] + kept + plain.kept_once)
+    assert phases[CRITIC_STEP] == phases[ALWAYS] + 4 * plain.body
+    (policy,) = [item for item in found.items["cpu"] if item.what.startswith("activations of")]
+    assert policy.when == BACKWARD
+    without = plan(*learner)
+    difference = phases[BACKWARD] - without.phases("cpu")[BACKWARD]
+    assert difference == 16 * plain.body, "the critic's passes are over when the policy's begin"
+    keys = next(item.keys for item in found.items["cpu"] if item.when == CRITIC_BACKWARD)
+    assert keys == ("critic.tokens_per_microbatch", *(() if again else ("learner.gradient_checkpointing",)))
+
+
+def test_a_critic_in_shards_puts_layers_together_and_one_that_leaves_its_device_is_in_its_phases() -> None:
+    body = count(config(), MODEL).body
+    shards = plan(*CRITIC, "placement.learner.ranks=2", "learner.backend=fsdp2", device="cuda")
+    assert size(shards, "critic: weights of two layers", "cuda") == pytest.approx(2 * 4 * body / 3)
+    assert size(shards, "critic: sums of the optimiser", "cuda") == 4 * body / 2
+    found = plan(*CRITIC, "learner.offload=between_steps", device="cuda")
+    weights = [item for item in found.items["cuda"] if item.what == "critic: weights"]
+    assert [item.when for item in weights] == [BACKWARD, STEP, CRITIC_BACKWARD, CRITIC_STEP]
+    left = [item.what for item in found.items["cpu"] if item.what.startswith("critic")]
+    assert left == ["critic: weights, between steps", "critic: optimiser state, between steps"]
+
+
+def test_one_sequence_may_be_longer_than_a_micro_batch() -> None:
+    """As batches are made: neither a sequence nor a line of packed ones is divided."""
+    short = ("learner.tokens_per_microbatch=64", "critic.tokens_per_microbatch=32", "learner.pack_tokens=16")
+    lengths = np.array([100, 9, 9], dtype=np.int64)
+    assert max(b * t for b, t in _layout(lengths, 16, 64).shapes) == 100
+    assert max(b * t for b, t in _layout(lengths[1:], 90, 10).shapes) == 18
+
+    def passes(*overrides: str) -> dict[str, tuple[str, ...]]:
+        found = plan("advantage.name=gae", *short, *overrides)
+        return {item.what: item.keys[:-1] for item in found.items["cpu"] if "activations" in item.what}
+
+    longest = ("engine.max_tokens",)
+    assert passes() == {"activations of 100 tokens": longest, "critic: activations of 100 tokens": longest}
+    assert passes("learner.pack_tokens=128") == {
+        "activations of 128 tokens": ("learner.pack_tokens",),
+        "critic: activations of 128 tokens": ("learner.pack_tokens",),
+    }
+    assert passes("learner.tokens_per_microbatch=100", "critic.tokens_per_microbatch=101") == {
+        "activations of 100 tokens": ("learner.tokens_per_microbatch", "engine.max_tokens"),
+        "critic: activations of 101 tokens": ("critic.tokens_per_microbatch",),
+    }
+    servers = ("engine.name=openai", "engine.model=m", "engine.url=http://127.0.0.1:8000", "evaluation.tasks=1")
+    assert not config(*servers).engine.counts_tokens
+    assert set(passes(*servers)) == {"activations of 64 tokens", "critic: activations of 32 tokens"}
+
+
+def test_the_advice_names_the_length_of_a_sequence_where_that_decides() -> None:
+    given = ("learner.tokens_per_microbatch=64", "learner.pack_tokens=16", "engine.max_tokens=1000")
+    many = ("engine.max_running=1",)
+    peak = plan(*given, *many).peak("cpu")
+    assert peak[0] == BACKWARD
+    (warning,) = plan(*given, *many, gib=peak[1] / GIB * 0.9).check()
+    first = warning.partition("the most first: ")[2].partition(", ")[0]
+    assert first == "engine.max_tokens"
+    assert "tokens_per_microbatch" not in warning
+
+
+def test_advice_that_there_is_not_is_not_begun() -> None:
+    found = plan("placement.learner.ranks=2", "learner.backend=fsdp2", "cluster=ray", device="cuda", gib=1e-5)
+    problem = found.problem("cpu")
+    assert re.search(r"driver: weights in float32 0\.00\), and 0\.00 GiB are free; no key makes it smaller$", problem)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "where"),
+    [
+        (("placement.reference.device=[0]",), ["cuda"]),
+        (("placement.learner.devices=[1]", "placement.reference.device=[1]"), ["cuda"]),
+        (("placement.learner.devices=[1]", "placement.reference.device=[0]"), ["cuda:0"]),
+        (("placement.learner.ranks=2", "placement.reference.device=[1, 0]"), ["cuda"]),
+        (("placement.learner.ranks=2", "placement.reference.device=[1, 3]"), ["cuda", "cuda:3"]),
+        (("placement.learner.ranks=2", "placement.reference.device=[3, 2]"), ["cuda:3"]),
+        (("placement.reference.device=cpu",), ["cpu"]),
+    ],
+)
+def test_a_gpu_has_one_name(chosen: tuple[str, ...], where: list[str]) -> None:
+    found = plan("loss.kl_coef=0.1", *chosen, device="cuda")
+    assert [device for device, items in found.items.items() if any("reference" in i.what for i in items)] == where
+
+
+def test_reference_and_critic_that_share_gpus_are_on_the_same() -> None:
+    both = ("placement.learner.ranks=2", "placement.reference.device=[2, 3]", "placement.critic.device=[3, 2]")
+    found = plan("loss.kl_coef=0.1", "advantage.name=gae", *both, device="cuda")
+    assert found.items.keys() == {"cuda", "cuda:2", "cpu"}
+    assert {item.what.partition(":")[0] for item in found.items["cuda:2"]} == {"reference", "critic"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        (("placement.learner.devices=[1]", "placement.rollout.devices=[0]"), ("cuda:1", "cuda:0")),
+        (("placement.learner.devices=[1]", "placement.rollout.devices=[1]"), ("cuda:1", "cuda:1")),
+        (("placement.rollout.devices=[0]",), ("cuda", "cuda")),
+        (("placement.rollout.devices=[1]",), ("cuda", "cuda:1")),
+        (("learner.device=cpu",), ("cpu", "cuda:0")),
+    ],
+)
+def test_learner_and_engine_on_one_gpu_have_one_name(
+    monkeypatch: pytest.MonkeyPatch, chosen: tuple[str, ...], names: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(memory_plan, "this_machine", lambda: Machine(gpus=("0", "1"), cpus=(0,), name="here"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert memory_plan._placed(config(*chosen))[1] == names
 
 
 def test_ranks_of_this_machine_take_their_memory_each() -> None:
@@ -438,6 +585,7 @@ def test_the_plan_of_a_rank_is_the_published_one_and_near_what_was_measured() ->
     assert rows.keys() == benchmark.CASES.keys()
     for name, case in benchmark.CASES.items():
         found = benchmark.planned(case)
-        for when, (planned, measured) in zip((ALWAYS, BACKWARD, STEP), rows[name], strict=True):
+        phases = (ALWAYS, BACKWARD, STEP, *((CRITIC_BACKWARD, CRITIC_STEP) if case.critic else ()))
+        for when, (planned, measured) in zip(phases, rows[name], strict=True):
             assert round(found[when] / 2**20) == int(planned), (name, when)
             assert int(planned) == pytest.approx(int(measured), rel=0.15), (name, when)

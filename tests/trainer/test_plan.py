@@ -207,6 +207,45 @@ def test_reference_and_critic_have_lines_and_times_of_their_own() -> None:
         plan_cluster(full, SMALL, replace(NODE, gpu_gib=2.0), tokens=100_000)
 
 
+def test_a_role_on_the_learner_s_gpus_is_counted_with_the_learner() -> None:
+    text = FILE.replace("cluster: ray\n", "")
+    beside = ["loss.kl_coef=0.1", "placement.learner.ranks=2", "engine.replicas=2"]
+    plans = [
+        plan_cluster(parse_config(text, [*beside, *more]), SMALL, NODE, tokens=100_000).memory
+        for more in ([], ["placement.reference.device=[1, 0]"], ["placement.learner.devices=[2, 3]"])
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0].items["cuda"] == plans[2].items["cuda"]
+    own = ["placement.learner.devices=[2, 3]", "placement.reference.device=[3, 2]"]
+    assert plan_cluster(parse_config(text, [*beside, *own]), SMALL, NODE, tokens=100_000).memory == plans[2]
+
+
+def test_a_critic_whose_passes_do_not_fit_is_refused() -> None:
+    """The default of 8,192 tokens, in float32, of a model of 7 billion weights."""
+    text = FILE + "advantage: {name: gae}\n"
+    shards = ["placement.learner.ranks=8", "engine.replicas=8", "learner.backend=fsdp2", "engine.colocated=true"]
+    few = ["learner.tokens_per_microbatch=2048", "learner.pack_tokens=2048"]
+
+    def refused_or_fits(*more: str) -> ClusterPlan:
+        return plan_cluster(parse_config(text, [*shards, *few, *more]), SEVEN, NODE, tokens=100_000)
+
+    with pytest.raises(ConfigError, match=r"first: critic\.tokens_per_microbatch, learner\.gradient_checkpointing"):
+        refused_or_fits()
+    fits = refused_or_fits("learner.gradient_checkpointing=true")
+    assert fits.role_s["critic"] == pytest.approx(5 / 4 * fits.role_s["learner"])
+    refused_or_fits("critic.tokens_per_microbatch=2048")
+
+
+def test_a_node_that_is_too_small_for_the_driver_is_told_without_advice() -> None:
+    with pytest.raises(ConfigError, match=r"cpu: .*driver: weights in float32.*are free; no key makes it smaller$"):
+        plan_cluster(
+            parse_config(FILE, ["placement.learner.ranks=2", "engine.replicas=2", "learner.backend=fsdp2"]),
+            SEVEN,
+            replace(NODE, node_gib=16.0),
+            tokens=100_000,
+        )
+
+
 def test_times_scale_as_the_formulas() -> None:
     one = planned(**keys(placement__learner__ranks=1))
     four = planned(**keys(placement__learner__ranks=4, engine__replicas=4))

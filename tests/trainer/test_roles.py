@@ -123,7 +123,7 @@ def test_who_sits_where_and_what_it_takes() -> None:
         )  # fmt: skip
         return sum(item.bytes for item in plan.items["cuda"] if item.what.startswith(what))
 
-    for what in ("reference", "critic"):
+    for what in ("reference", "critic: gradients", "critic: optimiser state"):
         assert size(other, what) == 4 * size("learner: {backend: fsdp2}\n", what) > 0
     with_adapters = "learner: {lora_rank: 2}\n"
     assert size(with_adapters, "reference") == 0 < size(f"{with_adapters}reference: {{backend: fsdp2}}\n", "reference")

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trainer.config import RunConfig
+from trainer.config.parts import ESTIMATORS
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.gradients import DTYPES, MasterWeights, cast_weights
 from trainer.learner.optimizers import make_optimizers, trained_weights
@@ -41,8 +42,13 @@ class Counted:
     """What a forward pass keeps for backward, per token, in all layers."""
     kept_once: float
     """Of it that which does not grow with tokens."""
+    critic_kept: float
+    """As ``kept``, of a critic of this model: all of its body is trained, in float32; 0 where the run needs none."""
+    critic_kept_once: float
     head: int
     """V x D; a count."""
+    body: int
+    """Of all but the head; with the head where that is the embedding, too. A count."""
     outer: int
     """Of the embedding and the head, which may be one; a count."""
     experts: int
@@ -107,6 +113,15 @@ def kept_for_backward(network: Any, tokens: int, longest: int = 0) -> float:
     return float(sum(size for key, size in _storages([*kept, result]).items() if key not in own))
 
 
+def _kept(network: Any, longest: int) -> tuple[float, float]:
+    """Bytes that a pass keeps for each token, and of them those that do not grow with tokens."""
+    # On "meta" torch multiplies matrices of experts in bfloat16 alone, in which all that is kept is half as large.
+    halved = network.dtype is torch.float32 and any(".experts." in name for name, _ in network.named_parameters())
+    seen = copy.deepcopy(network).to(torch.bfloat16) if halved else network
+    few, many = ((1 + halved) * kept_for_backward(seen, n * _COUNTED_TOKENS, longest) for n in (1, 2))
+    return (many - few) / _COUNTED_TOKENS, max(0.0, 2 * few - many)
+
+
 def count(config: RunConfig, model: Any) -> Counted:
     """Count a model of Hugging Face configuration ``model`` as the learner of ``config`` will hold it. Raises
     :class:`ConfigError` for one that learner and built-in engine cannot run: no weight is loaded yet."""
@@ -116,6 +131,7 @@ def count(config: RunConfig, model: Any) -> Counted:
         plain = AutoModelForCausalLM.from_config(model)
     use_packed_attention(plain)
     head_of(plain)
+    critic = copy.deepcopy(plain).eval() if ESTIMATORS.find(config.advantage.name).needs_values else None
     plain = cast_weights(plain.eval(), dtype)
     network, rank = plain, int(getattr(settings, "lora_rank", 0))
     if rank:
@@ -131,10 +147,8 @@ def count(config: RunConfig, model: Any) -> Counted:
         optimizer.step()
         state += sum(x.nbytes for of in optimizer.state.values() for x in of.values() if torch.is_tensor(x))
     experts = sum(p.numel() for name, p in plain.named_parameters() if ".experts." in name)
-    # On "meta" torch multiplies matrices of experts in bfloat16 alone, in which all that is kept is half as large.
-    halved = bool(experts) and dtype is torch.float32
-    seen = copy.deepcopy(network).to(torch.bfloat16) if halved else network
-    few, many = ((1 + halved) * kept_for_backward(seen, n * _COUNTED_TOKENS, config.engine.max_tokens) for n in (1, 2))
+    kept, kept_once = _kept(network, config.engine.max_tokens)
+    critic_kept, critic_kept_once = (0.0, 0.0) if critic is None else _kept(critic, config.engine.max_tokens)
     width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head = plain.get_output_embeddings().weight
@@ -145,9 +159,12 @@ def count(config: RunConfig, model: Any) -> Counted:
         masters=sum(v.nbytes for p, v in zip(trained, masters.values, strict=True) if p is not v),
         trained=sum(p.numel() for p in trained),
         optimizer=state,
-        kept=(many - few) / _COUNTED_TOKENS,
-        kept_once=max(0.0, 2 * few - many),
+        kept=kept,
+        kept_once=kept_once,
+        critic_kept=critic_kept,
+        critic_kept_once=critic_kept_once,
         head=head.numel(),
+        body=sum(p.numel() for p in plain.base_model.parameters()),
         outer=sum(p.numel() for p in outside.values()),
         experts=experts,
         matrices=sum(p.numel() for p in plain.parameters() if p.dim() > 1 and id(p) not in outside),

@@ -39,6 +39,7 @@ DOUBT = 1.25
 """A plan that is larger than the memory by more than this factor is refused; one between is run with a warning."""
 
 ALWAYS, BACKWARD, STEP, SAMPLING, LOADING = "always", "backward", "optimiser step", "sampling", "loading"
+CRITIC_BACKWARD, CRITIC_STEP = "the critic's backward", "the critic's optimiser step"
 
 _SAMPLING_BYTES = 28
 """For each logit that is sampled from: the logit, and its log-probability, probability and their sums in float64."""
@@ -52,7 +53,8 @@ class Item(NamedTuple):
     what: str
     bytes: float
     when: str = ALWAYS
-    """``always``, or the phase in which it exists: backward, optimiser step, sampling, loading."""
+    """``always``, or the phase in which it exists: backward, optimiser step, sampling, loading, and those of a critic,
+    which steps before the policy."""
     keys: tuple[str, ...] = ()
     """What makes it smaller."""
     home: str = ""
@@ -90,9 +92,10 @@ class MemoryPlan:
         there = sorted((i for i in self.items[device] if i.when in (ALWAYS, when)), key=lambda item: -item.bytes)
         largest = ", ".join(f"{item.owner}: {item.what} {_gib(item.bytes)}" for item in there[:4])
         keys = dict.fromkeys(key for item in there for key in item.keys)
+        smaller = f"what makes it smaller, the most first: {', '.join(keys)}" if keys else "no key makes it smaller"
         return (
             f"{device}: the run takes about {_gib(size)} GiB (most of it: {largest}), and {_gib(self.free[device])} "
-            f"GiB are free; what makes it smaller, the most first: {', '.join(keys)}"
+            f"GiB are free; {smaller}"
         )
 
     def check(self) -> list[str]:
@@ -111,59 +114,130 @@ def _gib(size: float) -> str:
 # -- formulas ----------------------------------------------------------------------------------------------------------
 
 
-def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> list[Item]:
-    """What the learner holds, and what a micro-batch and an optimiser step take beside it."""
-    settings = config.learner
-    half = getattr(settings, "precision", "float32") != "float32"
-    lora, smaller = bool(getattr(settings, "lora_rank", 0)), ("learner.lora_rank",)
-    precise = () if half else ("learner.precision",)
-    backend, ranks = BACKENDS.find(settings.backend), config.placement.learner.ranks
-    own = part_settings(settings, backend)
-    even = backend.shares(own, ranks)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trained:
+    """A network that is trained: policy or critic. In bytes unless it says otherwise."""
+
+    weights: float
+    trained: int
+    """A count."""
+    masters: float
+    state: float
+    """Of the optimiser."""
+    half: bool
+    threads: int = 1
+    backward: str
+    step: str
+    keys: tuple[str, ...]
+    """What makes gradients and optimiser smaller."""
+    weights_keys: tuple[str, ...]
+    """What makes weights smaller."""
+
+
+def _held(what: _Trained, even: Shares, counted: Counted) -> list[Item]:
+    """What a rank has of a network of which it holds ``even`` shares, and what it has beside that in a step."""
     held, dealt = _on_first_stage(even, counted), counted.experts / counted.numbers
-    streamed = ranks > 1 and backend.fills(own)  # into the shares of a network that begins without memory
     gathered = held.gathers and (held.weights < 1 or "weights" in held.in_cpu)
-    item = partial(Item, "learner")
+    item, threads, smaller = partial(Item, "learner"), what.threads, what.keys
     # Replicas add to gradients of their own, and so do weights in half precision, until a micro-batch is done.
     # Of weights that are held in shares a rank has no other gradients.
-    apart = counted.trained * (2 if half else 4) * (threads if half or threads > 1 else 0) * held.weights
-    stepped = 4 * counted.trained * held.optimizer
-    bucket = min(held.bucket, counted.trained) * (2 if half and not held.keeps_gradients else 4)
+    apart = what.trained * (2 if what.half else 4) * (threads if what.half or threads > 1 else 0) * held.weights
+    stepped = 4 * what.trained * held.optimizer
+    bucket = min(held.bucket, what.trained) * (2 if what.half and not held.keeps_gradients else 4)
     if bucket and not held.keeps_gradients:  # those of a micro-batch are in it
         apart = 0.0
-    kept = ALWAYS if held.keeps_gradients else BACKWARD
+    kept = ALWAYS if held.keeps_gradients else what.backward
     shares = ((1 - dealt, even.gradients), (dealt, even.gradients * even.experts))
     copied = 1.0 if held.flat else sum(part for part, share in shares if even.optimizer < share)
     weights, gradients, stepping = (
         partial(item, home="cpu" if part in held.in_cpu else "") for part in ("weights", "gradients", "optimizer")
     )
-    items = [
-        weights("weights", counted.weights * held.weights, keys=precise),
-        item("weights of two layers, put together", 2 * counted.weights / counted.layers * gathered, BACKWARD),
-        stepping("float32 copies of weights", max(counted.masters * held.optimizer, stepped * held.flat), keys=smaller),
-        gradients("gradients", 4 * counted.trained * held.gradients, kept, smaller),
+    return [
+        weights("weights", what.weights * held.weights, keys=what.weights_keys),
+        item("weights of two layers, put together", 2 * what.weights / counted.layers * gathered, what.backward),
+        stepping("float32 copies of weights", max(what.masters * held.optimizer, stepped * held.flat), keys=smaller),
+        gradients("gradients", 4 * what.trained * held.gradients, kept, smaller),
         item("bucket of gradients", bucket, kept, smaller),
-        stepping("optimiser state", counted.optimizer * held.optimizer, keys=smaller),
-        item("gradients of micro-batches", apart, BACKWARD, (*smaller, *(("learner.threads",) if threads > 1 else ()))),
-        stepping(
-            "gradients as the optimiser takes them", stepped * copied * (1 if kept == ALWAYS else 2), STEP, smaller
+        stepping("optimiser state", what.state * held.optimizer, keys=smaller),
+        item(
+            "gradients of micro-batches",
+            apart,
+            what.backward,
+            (*smaller, *(("learner.threads",) if threads > 1 else ())),
         ),
-        stepping("sums of the optimiser", stepped, STEP, smaller),
+        stepping(
+            "gradients as the optimiser takes them", stepped * copied * (1 if kept == ALWAYS else 2), what.step, smaller
+        ),
+        stepping("sums of the optimiser", stepped, what.step, smaller),
     ]
+
+
+def _learner(config: RunConfig, counted: Counted, device: str, threads: int) -> list[Item]:
+    """What the learner holds, and what a micro-batch and an optimiser step take beside it."""
+    settings = config.learner
+    half = getattr(settings, "precision", "float32") != "float32"
+    lora = bool(getattr(settings, "lora_rank", 0))
+    precise = () if half else ("learner.precision",)
+    backend, ranks = BACKENDS.find(settings.backend), config.placement.learner.ranks
+    own = part_settings(settings, backend)
+    even = backend.shares(own, ranks)
+    streamed = ranks > 1 and backend.fills(own)  # into the shares of a network that begins without memory
+    policy = _Trained(
+        weights=counted.weights,
+        trained=counted.trained,
+        masters=counted.masters,
+        state=counted.optimizer,
+        half=half,
+        threads=threads,
+        backward=BACKWARD,
+        step=STEP,
+        keys=("learner.lora_rank",),
+        weights_keys=precise,
+    )
+    items = _held(policy, even, counted)
     if config.reward.kl_coef or config.loss.kl_coef:
         moves = bool(config.reference.refresh_every) or config.backend_of("reference") != settings.backend
         numbers = 0 if lora and not moves else counted.numbers * _shares_of(config, "reference", counted).weights
-        items.append(item("reference", numbers * (2 if half else 4), keys=(*precise, "loss.kl_coef", "reward.kl_coef")))
-    if ESTIMATORS.find(config.advantage.name).needs_values:
-        body = counted.numbers - counted.head
-        its = _shares_of(config, "critic", counted)
-        size = 4 * body * (its.weights + its.gradients + (3 if its.flat else 2) * its.optimizer)
-        items.append(item("critic: weights, gradients, optimiser, in float32", size, keys=("advantage.name",)))
-    tokens = math.ceil(settings.tokens_per_microbatch * held.tokens)
-    items += _microbatch(config, counted, tokens, threads)
+        items.append(
+            Item(
+                "learner", "reference", numbers * (2 if half else 4), keys=(*precise, "loss.kl_coef", "reward.kl_coef")
+            )
+        )
+    if _has_critic(config):
+        items += [item._replace(what=f"critic: {item.what}") for item in _critic(config, counted)]
+    items += _microbatch(config, counted, even.tokens, threads)
     if device != "cpu" and not streamed:
         items.append(Item("loading", "weights in float32", 4 * counted.numbers, LOADING))
     return items
+
+
+def _has_critic(config: RunConfig) -> bool:
+    needs: bool = ESTIMATORS.find(config.advantage.name).needs_values
+    return needs
+
+
+def _critic(config: RunConfig, counted: Counted) -> list[Item]:
+    """What the critic holds, in float32, and what a micro-batch and a step of it take beside that."""
+    section = role_section(config, "critic")
+    backend, body = BACKENDS.find(section.backend), counted.body
+    even = backend.shares(part_settings(section, backend), config.placement.learner.ranks)
+    network = _Trained(
+        weights=4 * body,
+        trained=body,
+        masters=0,
+        state=8 * body,
+        half=False,
+        backward=CRITIC_BACKWARD,
+        step=CRITIC_STEP,
+        keys=("advantage.name",),
+        weights_keys=("advantage.name",),
+    )
+    tokens, keys = _longest(config, "critic", config.critic.tokens_per_microbatch, even.tokens)
+    again = bool(getattr(section, "gradient_checkpointing", False))
+    kept = _activations(counted, counted.critic_kept, 4, tokens, again=again) + counted.critic_kept_once
+    keys = (*keys, *(() if again else ("learner.gradient_checkpointing",)))
+    passes = Item("learner", f"activations of {tokens:,} tokens", kept, CRITIC_BACKWARD, keys)
+    return [*_held(network, even, counted), passes]
 
 
 def _shares_of(config: RunConfig, name: RoleName, counted: Counted) -> Shares:
@@ -181,25 +255,41 @@ def _on_first_stage(even: Shares, counted: Counted) -> Shares:
     return replace(even, **held, optimizer=(1 + more) * even.optimizer)
 
 
-def _microbatch(config: RunConfig, counted: Counted, tokens: int, threads: int) -> list[Item]:
+def _longest(config: RunConfig, section: str, limit: int, share: float) -> tuple[int, tuple[str, ...]]:
+    """Tokens of the longest micro-batch, of which a rank runs ``share``, and the keys that make it shorter. A line of
+    packed sequences is never divided over micro-batches, nor a sequence over lines."""
+    limits = {f"{section}.tokens_per_microbatch": limit, "learner.pack_tokens": config.learner.pack_tokens}
+    if config.engine.counts_tokens:
+        limits["engine.max_tokens"] = config.engine.max_tokens
+    most = max(limits.values())
+    return math.ceil(most * share), tuple(key for key, tokens in limits.items() if tokens == most)
+
+
+def _activations(counted: Counted, kept: float, size: int, tokens: int, *, again: bool, beside: float = 0.0) -> float:
+    """Bytes of a backward pass over ``tokens``, of which a forward pass keeps ``kept`` each; ``again``: a layer's
+    inside is computed again, when ``beside`` bytes are free that the pass has taken elsewhere."""
+    layer = kept * tokens / counted.layers
+    if again:
+        return counted.layers * counted.width * size * tokens + max(2 * layer - beside, 0.0)
+    return kept * tokens + layer  # one layer's gradients beside it
+
+
+def _microbatch(config: RunConfig, counted: Counted, share: float, threads: int) -> list[Item]:
     """What forward and backward of one micro-batch keep, and the logits."""
     settings = config.learner
     size = 2 if getattr(settings, "precision", "float32") != "float32" else 4
-    layer = counted.kept * tokens / counted.layers
+    tokens, keys = _longest(config, "learner", settings.tokens_per_microbatch, share)
     checkpointed = bool(getattr(settings, "gradient_checkpointing", False))
     at_once = min(tokens, positions_within(float(getattr(settings, "logits_mib", 256.0)), counted.vocabulary))
-    logits = 4.0 * BUFFERS * at_once * counted.vocabulary
-    inputs = counted.layers * counted.width * size * tokens
-    kept = counted.kept * tokens + layer  # one layer's gradients beside it
-    if checkpointed:  # when a layer is computed again, the logits are gone
-        kept = inputs + max(2 * layer - logits, 0.0)
-    keys = ["learner.tokens_per_microbatch", *([] if checkpointed else ["learner.gradient_checkpointing"])]
-    keys += ["learner.threads"] if threads > 1 else []
+    logits = 4.0 * BUFFERS * at_once * counted.vocabulary  # gone when a layer is computed again
+    kept = _activations(counted, counted.kept, size, tokens, again=checkpointed, beside=logits) + counted.kept_once
+    keys = (*keys, *(() if checkpointed else ("learner.gradient_checkpointing",)))
+    keys = (*keys, *(("learner.threads",) if threads > 1 else ()))
     # In float32; that of weights in half precision is a product beside its sum.
     head = 4 * counted.head * (2 if size == 2 else 1)
     frozen = bool(getattr(settings, "lora_rank", 0))
     return [
-        Item("learner", f"activations of {tokens:,} tokens", threads * (kept + counted.kept_once), BACKWARD, (*keys,)),
+        Item("learner", f"activations of {tokens:,} tokens", threads * kept, BACKWARD, keys),
         Item(
             "learner",
             f"logits of {at_once:,} of these tokens x {counted.vocabulary:,} ids",
@@ -338,7 +428,8 @@ def _placed(config: RunConfig) -> tuple[RunConfig, tuple[str, str]]:
     settings = part_settings(engine, ENGINES.find(engine.name))
     processor = isinstance(settings, RemoteSettings) and not settings.on_gpu(engine.device)
     serves = choose_device("cpu" if processor else engine.device)
-    other = str(serves) if serves.index else serves.type
+    gpu = serves.index or 0
+    other = "cpu" if serves.type == "cpu" else gpu_names(config, learner).get(gpu, f"cuda:{gpu}")
     if placement.shared and "gpus" in (engine.model_extra or {}) and not placement.sleepers:  # awake beside the learner
         engine = engine.model_copy(update={"gpus": None, "replicas": 1})
     if placement.shared:
@@ -346,20 +437,35 @@ def _placed(config: RunConfig) -> tuple[RunConfig, tuple[str, str]]:
     return config.model_copy(update={"engine": engine}), (learner, other)
 
 
-def _device_of(config: RunConfig, item: Item, learner: str) -> str:
+def gpu_names(config: RunConfig, learner: str) -> dict[int, str]:
+    """What a plan calls each GPU of ``learner`` (which is its name for them), reference and critic: those of one part
+    are alike, and called by the first."""
+    placed = config.placement
+    names = {} if learner == "cpu" else dict.fromkeys(placed.learner.devices or range(placed.learner.ranks), learner)
+    for chosen in (placed.reference.device, placed.critic.device):
+        if isinstance(chosen, tuple) and (others := [gpu for gpu in chosen if gpu not in names]):
+            names.update(dict.fromkeys(others, f"cuda:{others[0]}"))
+    return names
+
+
+def _devices_of(config: RunConfig, item: Item, learner: str) -> tuple[str, ...]:
     """Where something of the learner is: ``placement`` may say otherwise for reference and critic."""
     if item.home:
-        return item.home
+        return (item.home,)
     name = item.what.partition(":")[0]
     chosen = getattr(config.placement, name).device if name in ("reference", "critic") else None
-    return learner if chosen is None else "cpu" if chosen == "cpu" else f"cuda:{chosen[0]}"
+    if chosen is None:
+        return (learner,)
+    names = gpu_names(config, learner)
+    return ("cpu",) if chosen == "cpu" else tuple(dict.fromkeys(names[gpu] for gpu in chosen))
 
 
 def _between_steps(config: RunConfig, item: Item, where: str) -> list[Item]:
     """What is on a device always, for a learner that leaves it between steps: in the phases of a step alone."""
     if where == "cpu" or item.when != ALWAYS or not leaves_devices(config):
         return [item]
-    return [item._replace(when=BACKWARD), item._replace(when=STEP)]
+    phases = (BACKWARD, STEP, CRITIC_BACKWARD, CRITIC_STEP) if _has_critic(config) else (BACKWARD, STEP)
+    return [item._replace(when=phase) for phase in phases]
 
 
 def make_plan(
@@ -426,13 +532,14 @@ def _phase_plan(
     if here is None:
         here = config.placement.learner.ranks if config.cluster == "local" else 0
     for item in _learner(config, counted, learner, max(1, threads(counted.numbers) // max(here, 1))):
-        where = "cpu" if item.when == LOADING else _device_of(config, item, learner)
-        if here > 1 and where == "cpu":  # GPUs have a rank each
-            keys = (*item.keys, "placement.learner.ranks")
-            item = item._replace(what=f"{item.what}, in {here} ranks", bytes=here * item.bytes, keys=keys)
-        items[where] += _between_steps(config, item, where) if here else []
-        if where != "cpu" and here and leaves_devices(config) and item.when == ALWAYS and item.what != "gradients":
-            items["cpu"].append(item._replace(what=f"{item.what}, between steps", when=SAMPLING))
+        for where in ("cpu",) if item.when == LOADING else _devices_of(config, item, learner):
+            if here > 1 and where == "cpu":  # GPUs have a rank each
+                keys = (*item.keys, "placement.learner.ranks")
+                item = item._replace(what=f"{item.what}, in {here} ranks", bytes=here * item.bytes, keys=keys)
+            items[where] += _between_steps(config, item, where) if here else []
+            dropped = item.what.endswith("gradients")  # when the learner leaves
+            if where != "cpu" and here and leaves_devices(config) and item.when == ALWAYS and not dropped:
+                items["cpu"].append(item._replace(what=f"{item.what}, between steps", when=SAMPLING))
     if here != 1:
         items["cpu"].append(Item("driver", "weights in float32", 4 * counted.numbers))
     if free is None:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roll_envs.errors import ConfigError
+from trainer.cluster.roles import role_section
 from trainer.cluster.seats import Machine, Placement, place
 from trainer.config import RunConfig
 from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
 from trainer.engines.preflight import RemoteSettings
-from trainer.run.memory_plan import GIB, MemoryPlan, bytes_of_weight, make_plan
+from trainer.run.memory_plan import GIB, MemoryPlan, bytes_of_weight, gpu_names, make_plan
 
 ENGINE = "a GPU of the engine"
 """What the plan of memory calls a GPU that only the engine is on."""
@@ -103,7 +104,7 @@ def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: i
     placement = _servers_on_one_node(
         place(config.model_copy(update=everywhere), hardware.machine(config.cluster)), hardware
     )
-    where = _engine_device(placement)
+    where = _engine_device(config, placement)
     one = {"replicas": 1, "gpus": None, "colocated": bool(placement.sleepers)}
     alone = config.model_copy(update={"engine": config.engine.model_copy(update=one)}) if served else config
     room = hardware.gpu_gib * GIB
@@ -149,27 +150,29 @@ def _servers_on_one_node(placement: Placement, hardware: Hardware) -> Placement:
     return replace(placement, rollout=rollout, judges=judges)
 
 
-def _engine_device(placement: Placement) -> str:
+def _engine_device(config: RunConfig, placement: Placement) -> str:
     """What the plan of memory calls a GPU of the engine: the learner's, or one that reference or critic are on, too,
     where they share."""
-    served = {gpu for gpus in placement.rollout for gpu in gpus}
-    if placement.shared or not served:
+    if placement.shared or not placement.rollout:
         return "cuda"
-    beside = [part[0] for part in (placement.reference, placement.critic) if part and served & set(part)]
-    return f"cuda:{beside[0]}" if beside else ENGINE
+    names = gpu_names(config, "cuda")
+    return next((names[gpu] for gpus in placement.rollout for gpu in gpus if gpu in names), ENGINE)
 
 
 def _forward_passes(config: RunConfig) -> dict[str, int]:
     """How many forward passes over the sequences of a step each network takes; one backward is as much as two."""
     learner, critic = config.learner, config.critic
-    trained = 4 if getattr(learner, "gradient_checkpointing", False) else 3
+    trained, valued = (
+        4 if getattr(section, "gradient_checkpointing", False) else 3
+        for section in (learner, role_section(config, "critic"))
+    )
     several = learner.minibatches * learner.epochs > 1 or config.reward.kl_coef
     before = bool(several and config.loss.proximal == "recompute")  # log-probs of the policy before the first of them
     found = {"learner": trained * learner.epochs + before}
     if config.reward.kl_coef or config.loss.kl_coef:
         found["reference"] = 1
     if ESTIMATORS.find(config.advantage.name).needs_values:
-        found["critic"] = 3 * critic.epochs + 1
+        found["critic"] = valued * critic.epochs + 1
     return found
 
 
