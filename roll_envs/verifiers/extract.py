@@ -40,6 +40,7 @@ _STARS = re.compile(r"\*\*(?![A-Za-z0-9(])|(?<![A-Za-z0-9)])\*\*|(?<![A-Za-z0-9_
 _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?![\w(*])")
 BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
 """Words in bold, which :func:`plain` leaves without their marks."""
+_CLOSED = re.compile("|".join({re.escape(closing) for _, closing in _THOUGHTS}))
 _TURN = re.compile(r"\n\W{0,6}(?:Human|User)\b\W{0,3}:|<\|(?:im_end|eot_id|endoftext)\|>")
 _HEADING = re.compile(r"^[ \t]*(?:#{1,3}|#{5,6}|>|\*)[ \t]+", re.MULTILINE)
 _FULL_WIDTH = str.maketrans("：，；（）［］＝％？！０１２３４５６７８９", ":,;()[]=%?!0123456789")
@@ -87,10 +88,13 @@ def reply(text: str) -> str:
 
 def _first_turn(text: str) -> str:
     """A text without the turns of others that a model wrote itself after the end of its thoughts."""
-    for turn in _TURN.finditer(text):
-        before = text[: turn.start()]
-        if any(before.rpartition(closing)[2].strip() and closing in before for _, closing in _THOUGHTS):
-            return before
+    closings, last = _CLOSED.finditer(text), dict[str, int]()
+    closing = next(closings, None)
+    for turn in _TURN.finditer(text) if closing else ():
+        while closing and closing.end() <= turn.start():
+            last[closing[0]], closing = closing.end(), next(closings, None)
+        if any(text[end : turn.start()].strip() for end in last.values()):
+            return text[: turn.start()]
     return text
 
 

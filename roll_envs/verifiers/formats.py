@@ -50,7 +50,7 @@ class TagsVerifier:
 
     def __post_init__(self) -> None:
         tags, blank = self.tags, self.blank
-        if not tags or not all(map(_NAME.fullmatch, tags)):
+        if not tags or isinstance(tags, str) or not all(isinstance(t, str) and _NAME.fullmatch(t) for t in tags):
             raise ConfigError(f"tags must be names such as ['think', 'answer'], not {tags!r}")
         if len(set(tags)) != len(tags):
             raise ConfigError(f"each tag may stand once in tags, not {tags!r}")
@@ -214,7 +214,8 @@ def _specs(tools: Any) -> dict[str, ToolSpec]:
 def _spec(given: Any) -> ToolSpec:
     if isinstance(given, ToolSpec):
         return given
-    about = given.get("function", given) if isinstance(given, Mapping) else None
+    inner = given.get("function") if isinstance(given, Mapping) else None
+    about = inner if isinstance(inner, Mapping) else given  # tables fill the field with null where tools are bare
     name = about.get("name") if isinstance(about, Mapping) else None
     if not isinstance(about, Mapping) or not isinstance(name, str) or not name:
         raise ConfigError(f"a tool is a ToolSpec or an object with 'name' and 'parameters', not {str(given)[:100]!r}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -82,8 +83,9 @@ class LlmJudge(Endpoint):
         rubric = self.kind == "rubric"
         self.form = forms.rubric_form(self.criteria or {}, self.scale) if rubric else forms.ONE_WORD[self.kind]
         self._cache = None if self.cache_dir is None else ReplyCache(self.cache_dir)
-        self._asked: Recent[str, asyncio.Task[_JudgeResult]] = Recent(self.cache_items)
-        """What has been found, or is being found, by request."""
+        self._asked: Recent[str, _JudgeResult] = Recent(self.cache_items)
+        self._running: dict[str, asyncio.Task[_JudgeResult]] = {}
+        """What has been found, and what is being found, by request."""
         self.usage = dict(_FREE)
         """Totals so far: ``prompt_tokens``, ``completion_tokens``, ``requests``."""
 
@@ -148,19 +150,26 @@ class LlmJudge(Endpoint):
                 "texts": texts,
             }
         )
-        known = self._asked.get(key)
-        # After close() or a fork, one that is not done may belong to a loop that has ended.
-        if known is not None and not known.done() and known.get_loop() is not asyncio.get_running_loop():
-            known = None
-        task = known or asyncio.get_running_loop().create_task(self._find(key, texts))
-        self._asked.keep(key, task)
-        try:
-            # Others may wait for the same task: a caller that is cancelled must not cancel it for them.
-            found = await asyncio.shield(task)
-        except BaseException:
-            self._asked.drop(key)
-            raise
-        return found if known is None else found._replace(cost={**_FREE, "cached": 1.0})
+        cached = {**_FREE, "cached": 1.0}
+        if known := self._asked.get(key):
+            self._asked.keep(key, known)  # as the latest
+            return known._replace(cost=cached)
+        loop, task = asyncio.get_running_loop(), self._running.get(key)
+        # After close() or a fork, one that runs may belong to a loop that has ended.
+        first = task is None or task.get_loop() is not loop
+        if task is None or first:
+            task = self._running[key] = loop.create_task(self._find(key, texts))
+            task.add_done_callback(functools.partial(self._keep, key))
+        # Others may wait for the same task: a caller that is cancelled must not cancel it for them.
+        found = await asyncio.shield(task)
+        return found if first else found._replace(cost=cached)
+
+    def _keep(self, key: str, task: asyncio.Task[_JudgeResult]) -> None:
+        """Remember what was found, whoever still waits for it; a failure is forgotten."""
+        if self._running.get(key) is task:
+            del self._running[key]
+        if not task.cancelled() and task.exception() is None:
+            self._asked.keep(key, task.result())
 
     async def _find(self, key: str, texts: dict[str, str]) -> _JudgeResult:
         kept = None if self._cache is None else await asyncio.to_thread(self._cache.get, key)

@@ -38,6 +38,10 @@ class NoReplyError(Exception):
     """Why there is no reply, or none that can be used."""
 
 
+class _SchemaRefusedError(Exception):
+    """The server refuses requests with a schema."""
+
+
 class _RetryableError(Exception):
     """A failed attempt that may be repeated, after ``pause_s`` at least."""
 
@@ -141,11 +145,17 @@ class Endpoint:
 
         ``until``: as of ``time.monotonic``; ``longer``: times as many tokens as the endpoint says.
         """
-        for count in range(1, self.tries + 1):
+        plain, count = self._plain, 1
+        while True:
             limit_s = min(until - time.monotonic(), self.try_s)
             try:
                 async with asyncio.timeout(limit_s):
-                    return await self._once(messages, None if self._plain else schema, longer), count
+                    answer = await self._once(messages, None if plain else schema, longer)
+                self._plain = plain  # remember a server that accepts the request only without a schema
+                return answer, count
+            except _SchemaRefusedError:
+                plain = True  # no try: the server has not been asked the question yet
+                continue
             except _RetryableError as error:
                 fault = error
             except TimeoutError:
@@ -155,6 +165,7 @@ class Endpoint:
             if count == self.tries or time.monotonic() + pause_s >= until:
                 break
             await asyncio.sleep(pause_s)
+            count += 1
         allowed = f"{self.tries} tries and {self.deadline_s:.3g} s allowed"
         raise NoReplyError(f"the judge gave no reply in {count} tries ({allowed}); the last: {fault}")
 
@@ -193,9 +204,7 @@ class Endpoint:
             return _answer(content)
         said = f"HTTP {status}: {content[:300].decode(errors='replace')}"
         if status in _SCHEMA_STATUSES and schema is not None and self.structured == "auto":
-            answer = await self._once(messages, None, longer)
-            self._plain = True  # remember a server that accepts the request only without a schema
-            return answer
+            raise _SchemaRefusedError
         if status in RETRY_STATUSES:
             raise _RetryableError(said, retry_after_s(wait))
         raise NoReplyError(f"the judge refused the request: {said}")

@@ -358,7 +358,10 @@ class WorkerPool:
         try:
             return template.fork()
         except (RollError, OSError):
-            template.end()  # the next task starts another
+            with self._lock:
+                if self._template is template:
+                    self._template = None  # the next task starts another, also while this one is waited for
+            template.end()
             raise
 
     def _give_back(self, worker: _Worker, *, usable: bool) -> None:
@@ -385,8 +388,12 @@ _shared: dict[PoolSettings, WorkerPool] = {}
 
 def shared_pool(settings: PoolSettings) -> WorkerPool:
     """The pool of this process for ``settings``, shared by all verifiers."""
+    pool = _shared.get(settings)
+    if pool is not None and pool._closed:
+        _shared.pop(settings, None)
+        pool = None
     # Of two threads that come first, both get the same.
-    return _shared.get(settings) or _shared.setdefault(settings, WorkerPool(settings))
+    return pool or _shared.setdefault(settings, WorkerPool(settings))
 
 
 def pool_metrics() -> dict[str, dict[str, float]]:

@@ -139,6 +139,8 @@ def test_forms_of_references(plain: PlainSandbox) -> None:
         {"calls": [{"function": "double", "args": [(1,)], "expected": (1, 1)}]},
         {"inputs": [], "outputs": [], "test_cases": ["assert double(1) == 2"]},
     ]
+    own = judged(plain, f"import builtins\n__builtins__ = builtins\n{double}", forms[0])
+    assert own.passed, own.detail
     for form in forms:
         verdict = judged(plain, f"Here it is:\n```python\n{double}\n```", form)
         assert verdict.passed, (form, verdict.detail)

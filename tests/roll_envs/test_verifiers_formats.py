@@ -65,6 +65,9 @@ def test_tags_with_options() -> None:
     for options in wrong:
         with pytest.raises(ConfigError):
             make_verifier("tags", **options)
+    for tags in ("think", [1]):
+        with pytest.raises(ConfigError, match="tags must be names"):
+            TagsVerifier(tags=tags)  # type: ignore[arg-type]
 
 
 # -- fences ------------------------------------------------------------------------------------------------------------
@@ -210,6 +213,13 @@ def test_calls_in_every_format(name: str) -> None:
     assert (good.passed, good.parts) == (True, {"calls": 1.0, "valid_calls": 1.0})
     bad = scored(verifier(TOOL_FORMATS[name].render([BAD_CALL])))
     assert "argument 'query' is missing" in bad.detail
+
+
+def test_tools_of_a_table_that_fills_missing_fields() -> None:
+    """With ``null``, as Arrow has it where some rows have bare tools and others have not."""
+    bare = {"type": None, "function": None, **SEARCH}
+    verifier = ToolCallsVerifier(tools=[bare])
+    assert scored(verifier(TOOL_FORMATS["hermes"].render([GOOD_CALL]))).passed
 
 
 def test_shares_and_numbers_of_calls() -> None:

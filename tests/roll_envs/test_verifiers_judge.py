@@ -431,6 +431,44 @@ def test_a_server_without_schemas_is_asked_without() -> None:
         assert scored(judge_at(server.url, structured="never")("d", "b")).passed
 
 
+def test_a_refusal_of_schemas_is_no_try_and_takes_no_time_of_one() -> None:
+    asked = iter([503, 200])
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        if "response_format" in body:
+            return Reply(raw=b"response_format?", status=400, wait_s=0.6)
+        status = next(asked)
+        reply = correct() if status == 200 else Reply(raw=b"busy", status=status)
+        reply.wait_s = 0.6
+        return reply
+
+    with serve(script) as server:
+        assert scored(judge_at(server.url, try_s=1, tries=2)("a", "b")).passed
+        assert ["response_format" in r for r in server.requests] == [True, False, False]
+
+
+def test_a_verdict_whose_caller_was_cancelled_is_kept_for_the_next() -> None:
+    slow = correct()
+    slow.wait_s = 0.3
+
+    async def ask(judge: LlmJudge) -> None:
+        first = asyncio.create_task(judge.ajudge("a", "b"))
+        await asyncio.sleep(0.1)
+        second = asyncio.create_task(judge.ajudge("a", "b"))
+        await asyncio.sleep(0.05)
+        for each in (first, second):
+            each.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        for verdict in await asyncio.gather(*(judge.ajudge("a", "b") for _ in range(2))):
+            assert scored(verdict).passed
+
+    with serve(slow) as server:
+        for cache_items in (0, 8):
+            before = len(server.requests)
+            asyncio.run(ask(judge_at(server.url, cache_items=cache_items)))
+            assert len(server.requests) == before + 1
+
+
 def test_another_refusal_does_not_turn_schemas_off() -> None:
     def script(number: int, body: dict[str, Any]) -> Reply:
         return Reply(raw=b"too long", status=400) if "long answer" in shown(body) else correct()

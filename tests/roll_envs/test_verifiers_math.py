@@ -521,6 +521,8 @@ def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     for kwargs in ({"deadline_s": 0}, {"deadline_s": True}, {"max_chars": 0}, {"workers": 0}, {"memory_mb": 0.5}):
         with pytest.raises(ConfigError):
             make_verifier("math", **kwargs)
+        with pytest.raises(ConfigError):
+            MathVerifier(**kwargs)
 
 
 def test_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

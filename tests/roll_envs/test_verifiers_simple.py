@@ -88,6 +88,9 @@ def test_thoughts_are_not_part_of_an_answer() -> None:
         "a. ",
         "not the a (A",
         "| **5** |\n",
+        "\nUser:",
+        "<|im_end|>",
+        "</think> \nUser: ",
     ],
 )
 def test_reading_takes_little_time(piece: str) -> None:

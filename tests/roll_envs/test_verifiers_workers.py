@@ -348,7 +348,10 @@ def test_shared_pools_are_one_for_equal_settings() -> None:
     pool = shared_pool(settings)
     assert shared_pool(PoolSettings(module=settings.module, workers=1, memory_mb=300)) is pool
     close_shared_pools()
-    assert shared_pool(settings) is not pool
+    again = shared_pool(settings)
+    assert again is not pool
+    again.close()
+    assert shared_pool(settings) is not again, "one that is closed does no task"
 
 
 @pytest.mark.parametrize("wrong", [{"workers": 0}, {"uses": True}, {"memory_mb": -1}, {"start_timeout_s": 0}])

@@ -29,7 +29,7 @@ _PRODUCT = re.compile(
 def plain_root(text: str) -> tuple[int, Fraction, int] | None:
     """The exact value of a tidied text such as ``-3\\sqrt{2}``, ``\\frac{\\sqrt{3}}{2}`` or ``2\\pi``, as its sign, its
     square without pi, and the power of pi; ``None`` for all others. Equal numbers have equal values and only they."""
-    match = _PRODUCT.fullmatch(text.strip()) if len(text) <= 1000 else None
+    match = _PRODUCT.fullmatch(" ".join(text.split())) if len(text) <= 1000 else None
     if match is None:
         return None
     sign, *factors, over = match.groups()

@@ -13,12 +13,10 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
-
-from pydantic import Field, PositiveInt
+from typing import Any
 
 from roll_envs.background import forget_in_children
-from roll_envs.errors import MissingExtraError
+from roll_envs.errors import MissingExtraError, check_number, check_whole
 from roll_envs.recent import Recent
 from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression, says_words
@@ -45,13 +43,16 @@ class MathVerifier:
     """
 
     require_boxed: bool = False
-    deadline_s: Annotated[float, Field(gt=0, le=3600)] = 3.0
-    max_chars: PositiveInt = 2000
-    workers: PositiveInt = 2
-    uses: PositiveInt = 1000
-    memory_mb: PositiveInt = 2048
+    deadline_s: float = 3.0
+    max_chars: int = 2000
+    workers: int = 2
+    uses: int = 1000
+    memory_mb: int = 2048
 
     def __post_init__(self) -> None:
+        check_number("deadline_s", self.deadline_s, lambda s: 0 < s <= 3600, "above 0 and at most 3600")
+        check_whole("max_chars", self.max_chars)
+        self._settings = PoolSettings(module=_MODULE, workers=self.workers, uses=self.uses, memory_mb=self.memory_mb)
         if any(importlib.util.find_spec(name) is None for name in ("math_verify", "latex2sympy2_extended")):
             raise MissingExtraError("verifier 'math'", "verifiers")
         self.forget()
@@ -71,8 +72,7 @@ class MathVerifier:
     @property
     def pool(self) -> WorkerPool:
         """The worker processes that grade."""
-        settings = PoolSettings(module=_MODULE, workers=self.workers, uses=self.uses, memory_mb=self.memory_mb)
-        return shared_pool(settings)
+        return shared_pool(self._settings)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         wanted = texts_of(reference)

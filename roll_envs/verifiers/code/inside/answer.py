@@ -75,7 +75,8 @@ class Answer:
         known = vars(sys.modules[raise_limits.__module__])
         below = {name: value for name, value in known.items() if not name.startswith("__")}
         self.space = module.__dict__
-        self.space["__builtins__"] = {**below, **vars(builtins)}
+        self.given = {**below, **vars(builtins)}
+        self.space["__builtins__"] = self.given
         exec(compile(self._source, "<answer>", "exec", dont_inherit=True), self.space)
         return {"value": ["n"]}
 
@@ -242,7 +243,7 @@ class Answer:
 
     def _node(self, name: str) -> Any:
         """The class of this name: the answer's own, or the one that it takes for granted."""
-        return self.space.get(name, self.space["__builtins__"].get(name))
+        return self.space.get(name, self.given.get(name))
 
     def _tree(self, values: list[Any]) -> Any:
         nodes = [None if value is None else self._node("TreeNode")(value) for value in values]
