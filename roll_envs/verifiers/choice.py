@@ -235,9 +235,9 @@ def _statements(text: str, letters: str, options: Sequence[str]) -> tuple[list[_
     for match in [*SAYS["so"].finditer(text), *SAYS["called right"].finditer(text), *SAYS["fits"].finditer(text)]:
         start, end, found = match.start(), match.end(match.lastindex or 0), _last_group(match)
         before = SAYS["clause"].split(text[max(0, start - 60) : start])[-1]
-        is_something = match.re is SAYS["so"] and match["is"] and not SAYS["subject"].search(f"{before}|{match[0]}")
-        if match.re is SAYS["so"] and text[:start].endswith("("):
+        if match.re is SAYS["so"] and text[max(0, start - 1) : start] == "(":
             continue  # "(réponse C)" only mentions it
+        is_something = match.re is SAYS["so"] and match["is"] and not SAYS["subject"].search(f"{before}|{match[0]}")
         if match.re is not SAYS["fits"] and not is_something:
             said.append((start, match.end() if match.re is SAYS["called right"] else end, found))
         elif not found <= likely and _asserted(text, start, match.end()):
