@@ -113,7 +113,8 @@ def measure(case: Case, device: str) -> None:
     from trainer.learner import torch as module
     from trainer.learner.torch import TorchLearner
     from trainer.model.network import LanguageModel
-    from trainer.run.memory_plan import ALWAYS, BACKWARD, SAMPLING, STEP, make_plan
+    from trainer.run.memory_items import ALWAYS, BACKWARD, SAMPLING, STEP
+    from trainer.run.memory_plan import make_plan
 
     torch.set_num_threads(1)
     config = parse_config(TEXT, [*case.overrides, f"learner.tokens_per_microbatch={case.tokens}"])

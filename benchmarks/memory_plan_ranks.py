@@ -123,7 +123,7 @@ def between(phase: Callable[[str], None]) -> None:
     """Have ``phase`` called at the end of all backward passes of a step, and of the optimiser's."""
     from trainer.learner import critic, zero
     from trainer.learner import torch as plain
-    from trainer.run.memory_plan import BACKWARD, CRITIC_BACKWARD, CRITIC_STEP, STEP
+    from trainer.run.memory_items import BACKWARD, CRITIC_BACKWARD, CRITIC_STEP, STEP
 
     def split(before: Callable[..., Any], names: tuple[str, str] = (BACKWARD, STEP)) -> Callable[..., Any]:
         def step(*arguments: Any, **named: Any) -> Any:

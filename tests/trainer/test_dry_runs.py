@@ -21,7 +21,7 @@ from trainer.cli import main
 from trainer.command import MISTAKE
 from trainer.config.load import load_config
 from trainer.model.network import build_tokenizer, words_of
-from trainer.run.memory_plan import GIB
+from trainer.run.memory_items import GIB
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(path for path in CONFIGS.rglob("*.yaml") if "smollm2" not in path.stem)

@@ -16,7 +16,8 @@ from trainer import train
 from trainer.config.load import load_config, resolve
 from trainer.engines.vllm import HEAD_WIDTHS
 from trainer.run.folder import read_metrics
-from trainer.run.memory_plan import GIB, make_plan
+from trainer.run.memory_items import GIB
+from trainer.run.memory_plan import make_plan
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "gpu").glob("*.yaml"))
 FREE = {24: 23.0, 80: 78.0}

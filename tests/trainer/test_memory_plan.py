@@ -37,20 +37,10 @@ from trainer.learner import TorchSettings
 from trainer.learner.torch import TorchLearner
 from trainer.model.network import LanguageModel
 from trainer.rollout.source import side_by_side
-from trainer.run import memory_plan
+from trainer.run import memory_items, memory_plan
 from trainer.run.counted import _storages, count, kept_for_backward
-from trainer.run.memory_plan import (
-    ALWAYS,
-    BACKWARD,
-    CRITIC_BACKWARD,
-    CRITIC_STEP,
-    GIB,
-    SAMPLING,
-    STEP,
-    MemoryPlan,
-    make_plan,
-    read_model_config,
-)
+from trainer.run.memory_items import ALWAYS, BACKWARD, CRITIC_BACKWARD, CRITIC_STEP, GIB, SAMPLING, STEP
+from trainer.run.memory_plan import MemoryPlan, make_plan, read_model_config
 from trainer.run.preflight import preflight
 from trainer.run.report import Report
 
@@ -179,11 +169,11 @@ def test_the_engine_s_cache_grows_to_what_is_planned(slots: int, longest: int) -
                 cached.extend(sequence)
         for sequence in sequences:
             cached.close(sequence)
-    assert cached.keys_values.keys.shape[1] == memory_plan._places(slots, longest)
+    assert cached.keys_values.keys.shape[1] == memory_items._places(slots, longest)
 
 
 def test_keys_and_values_are_those_of_the_pool() -> None:
-    pool = memory_plan._places(4, 100)
+    pool = memory_items._places(4, 100)
     held = CachedNetwork(LlamaForCausalLM(MODEL).eval(), 4).keys_values
     one = (held.keys.nbytes + held.values.nbytes) / held.keys.shape[1]
     assert size(plan(), "keys and values of") == pool * one

@@ -13,7 +13,7 @@ from roll_envs.errors import ConfigError
 from trainer.cli import main
 from trainer.command import MISTAKE
 from trainer.config.load import load_config, parse_config
-from trainer.run.memory_plan import GIB
+from trainer.run.memory_items import GIB
 from trainer.run.picture import seats
 from trainer.run.plan import ENGINE, ClusterPlan, Hardware, active_parameters, plan_cluster, plan_lines
 

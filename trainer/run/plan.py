@@ -19,7 +19,8 @@ from trainer.cluster.seats import Machine, Placement, place
 from trainer.config import RunConfig
 from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
 from trainer.engines.preflight import RemoteSettings
-from trainer.run.memory_plan import GIB, MemoryPlan, bytes_of_weight, gpu_names, make_plan
+from trainer.run.memory_items import GIB, bytes_of_weight
+from trainer.run.memory_plan import MemoryPlan, gpu_names, make_plan
 
 ENGINE = "a GPU of the engine"
 """What the plan of memory calls a GPU that only the engine is on."""
