@@ -25,7 +25,7 @@ from gymnasium.vector import VectorEnv
 
 from roll_envs import providers
 from roll_envs.env import AnyEnv, EnvironmentCard, TextEnv
-from roll_envs.errors import ConfigError, DeadlineExceededError, PluginError, UnknownNameError
+from roll_envs.errors import ConfigError, DeadlineExceededError, EnvironmentFaultError, PluginError, UnknownNameError
 from roll_envs.registry import Registration, Registry, why_not_found
 
 T = TypeVar("T")
@@ -201,13 +201,16 @@ def make_within(seconds: float, id: str, kwargs: Mapping[str, Any]) -> gymnasium
 def within(seconds: float, what: str, call: Callable[[], T]) -> T:
     """``call()`` in a thread, which is left behind where it takes more than ``seconds``.
 
-    Raises :class:`DeadlineExceededError` then, and what it raises.
+    Raises :class:`DeadlineExceededError` then, and what it raises; :class:`EnvironmentFaultError` for an interrupt,
+    which is not the user's there: signals come to the main thread.
     """
     done: Future[T] = Future()
 
     def work() -> None:
         try:
             done.set_result(call())
+        except KeyboardInterrupt:
+            done.set_exception(EnvironmentFaultError(f"{what} raised KeyboardInterrupt"))
         except BaseException as error:  # handed to who waits for it
             done.set_exception(error)
 

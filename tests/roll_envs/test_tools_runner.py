@@ -114,13 +114,16 @@ def test_a_tool_that_cannot_be_closed_leaves_no_other_open(end: str, monkeypatch
 
 def test_an_interrupt_during_a_quick_tool_is_the_users() -> None:
     class Interrupted(CountTool):
-        quick = True
-
         def call(self, arguments: Any, *, deadline_s: float) -> ToolResult:
             raise KeyboardInterrupt
 
+    tool = Interrupted()
+    tool.quick = False  # in a thread of its own, to which no signal comes
+    with pytest.raises(EnvironmentFaultError, match="the tool 'count' raised KeyboardInterrupt"):
+        _runner(tool).run([COUNT])
+    tool.quick = True
     with pytest.raises(KeyboardInterrupt):
-        _runner(Interrupted()).run([COUNT])
+        _runner(tool).run([COUNT])
 
 
 def test_a_result_may_not_be_empty() -> None:
