@@ -100,6 +100,11 @@ class _Converter(_Latex2Sympy):  # type: ignore[misc]
         parser._interp.predictionMode = self._mode
         return parser
 
+    def parse_number(self, text: str) -> Any:
+        # Given a text, sympy.Number would call a parser of its own, which takes longer than all else.
+        digits = text.replace(",", "")
+        return sympy.Integer(int(digits)) if digits.isdecimal() else super().parse_number(text)
+
     def handle_gcd_lcm(self, name: str, numbers: Any) -> Any:
         # Of letters SymPy gives the divisor as polynomials, which is 1 for m and n.
         if all(number.is_Integer for number in numbers):
