@@ -92,6 +92,8 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     text = plain(JUDGES_IN_BOLD.sub(r'"\1"', _pointed(whole, letters, options))).strip()
     repeated = SAYS["repeated"].match(text)
     text = SAYS["reason"].sub(r"\1", SAYS["answer label"].sub("", repeated[0] if repeated else text))
+    listed_on = SAYS["listed on"].match(text)
+    text = listed_on[0] if listed_on and _consecutive([*map(str.upper, listed_on.groups())]) else text
     places = {**_PLACES, "last": letters[len(options) - 1]} if options else _PLACES
     text = SAYS["place"].sub(lambda match: f"option {places.get(match[1].lower(), '')}", text)
     found = _read(text, letters, ())
@@ -147,7 +149,8 @@ def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     """The letters that a text without what surrounds its answer commits to."""
     if boxes := boxed(text):
         each = [_committed(box, letters, options) for box in boxes]
-        return frozenset().union(*each) if all(each) else frozenset()
+        if any(each) or any(re.search(r"\b[A-Z]\b", box) for box in boxes):
+            return frozenset().union(*each) if all(each) else frozenset()
     taken_back = list(SAYS["taken back"].finditer(text))
     if taken_back and len(found := _read(text[taken_back[-1].end() :].strip(), letters, options)) == 1:
         return found

@@ -52,6 +52,7 @@ _WORDS = {
         đáp_án 것은 arrived?_at settled?_on (?:look|sound)s_like looking_for makes_(?:it|this) agrees?_on money_on
         bet_on goes_to mean(?:s|ing) implies guess suggests vote(?:_for)? towards? go_(?:with|for)
         going(?:_with|_for)? supports? remaining expects (?:gut|intuition|hunch)_says lean(?:ing)? nehme
+        (?:expressed|described|captured)_by
         confident_in sure_(?:of|about) leav(?:es?|ing)(?:_us)?(?:_with)? left_with match(?:es)? consistent_with
         (?:(?:corresponds?|points?|leads?|gets?|brings?)(?:_us)?|it|switch(?:ing)?|closest|nearest|equal|equivalent)_to""",
     # A letter that stands for an option, whatever is said of it: not "vitamin C", "Plan B" or "A big cat".
@@ -138,7 +139,7 @@ _SAYINGS = {
         r"(?: (?:which )?{IS} (?:(?:{SURELY}|{OPTION}) ){0,4}{RIGHT}\b(?! that| only| depends)"
         r"| (?:richtig|korrekt|(?:all )?apply|only(?=[.,;]|$))\b"
         r"| ?(?:选项|選項|项|項|が|は|가|이)? ?(?:的?(?:说法|叙述|表述|描述))?是?"
-        r"(?:正确|正確|符合|最?も?適[切当]|を選|答案|对|正しい|正解|정답|맞))"
+        r"(?:正确|正確|符合|最?も?適[切当]|を選|答案|对|正しい|正解|정답|맞|सही))"
         r"|\b(?i:makes?|making) (?i:{NAMED})({GROUP}) (?:the )?{RIGHT}\b"
     ),
     # "B: yes", "(B) True.", "B) Paris - correct", "| B | rises | ✅ |".
@@ -168,6 +169,7 @@ _SAYINGS = {
         r"|(?-i:(?<![A-J] ))(?:[→⇒∴]|=>)|=(?= {OPTION})"
         r"|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{0,3}{NAMED})({GROUP}){END}"
         r"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{NAMED})({GROUP})(?: I \w+)?[.!…]*$"
+        r"|\bis:\n{1,2}\W{0,3}([B-J])[.)] "
         r"|\A(?:[A-Za-z'’-]+ ){1,6}(\([A-J]\))[.!]|\bleav(?:ing|es) (?:[A-Za-z'’-]+ ){1,5}(\([A-J]\))"
     ),
     # "The nearest is B" may speak of something else; "that is B" and "the nearest is option B" do not.
@@ -262,6 +264,8 @@ _SAYINGS = {
         r"\W{0,3}(?![AI] ?['’a-z])[A-J]\b[^\n]{0,80}"
         r"(?=\n(?:Explanation[^\n]*\n)?\s{0,3}\(?A[.):] [^\n]{1,200}\n\(?[BC][.):] )"
     ),
+    # A base model's choice, and the option behind it in the list.
+    "listed on": r"\W{0,3}([B-Ib-i])[.)] [^\n]{1,200}(?=\n+\W{0,3}([C-Jc-j])[.)] )",
     "place": (
         r"(?i)\b(?:the )?(first|second|third|fourth|fifth|last) (?:option|choice)"
         r"(?= (?:is|fits|works|makes|must|best|holds|stands|applies)\b|[.,!]|$)"

@@ -29,24 +29,28 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"|(?:Comments? ?\(|Add your answer\b|Statement 1 \|)"
         r"|(?:(?:Step-by-step )?[Ee]xplanation|Пояснение|Explicación|Explicação)\**:|Why not the others\b)",
         r"\n\[i\]Proposed by\b",
-        r"</(?:p|div|li|ul|td|table|body)>|<(?:strong|b|h\d)>(?:Example|Question|Problem|Exercise)\b",
+        r"</(?:p|div|li|ul|td|table|body)>|<(?:strong|b|h\d)>(?:[A-Z]\w+:|(?:Example|Question|Problem|Exercise)\b)",
         r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem|q)>",  # of a list of objects
-        r"\n\s{0,8}\\(?:item\b|begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof)"
+        r"\n\s{0,8}\\(?:item\b|begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof|answer)"
         r"|(?:sub)*section\*?\{|textbf\{Remark)",
         r"(?<=[.!?>\dA-J)] )(?:Question|Problem|Exercise|Q|Read also|See also): |\n[^\n]{0,60}(?:_{3,}|\bWorksheet\b)",
         r"\n\W{0,12}+(?:题目|例题?|问题|点评|練習|問題|質問|문제|প্রশ্ন|प्रश्न|السؤال|[Pp]regunta|Frage|Вопрос|Зада(?:ча|ние)"
         r"|Domanda|Pergunta)\W{0,2}[:：】\d]",
-        r"(?<=[.!?\d])\n\s*\n\s*(?:def|class|import) \w|\n```(?:python|py|java|javascript|js|cpp|c\+\+|c)\n",
+        r"(?<=[.!?\d])\n\s*\n\s*(?:def|class|import) \w|\n```(?:python|py|java|javascript|js|cpp|c\+\+|c)\n"
+        r"(?![^`]{0,3000}```\s{1,9}```output)",  # the program of a solution, which ran
         r"\[/?INST\]|</s>|<\|(?:im_end|im_start|eot_id|endoftext|end|user)\|>",  # another turn
-        r"\n(?:[^\n]{10,300}\?|\d{1,3}[.)] [^\n]{10,300}|(?i:{TASK})\b[^\n]{10,300})\s{0,3}\n(?=\(?[Aa][.):] )",
+        r"\n(?:[^\n]{10,300}\?|(?<=\n\n)[A-Z][^\n]{19,300}\w|\d{1,3}[.)] [^\n]{10,300}|(?i:{TASK})\b[^\n]{10,300})"
+        r"\s{0,3}\n(?=\(?[Aa][.):] )",
         r"\n\n(?i:{TASK})\b[^\n]{5,300}\n\s*(?:Answer|Solution|A):",
         r"\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
         r"[.,] (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?",
-        r"\n\n(?=A[.):] [^\n✓✔✅]*\nB[.):] [^\n✓✔✅]*(?:\n[C-J][.):] [^\n✓✔✅]*)*\s*\Z)",  # the options once more
+        # The options once more.
+        r"(?<!:)\n\n(?=A[.):] [^\n✓✔✅]*\n\n?B[.):] [^\n✓✔✅]*(?:\n\n?[C-J][.):] [^\n✓✔✅]*)*\s*\Z)",
         r"\n\n(?i:{TASK})\b[^\n?.!:]{0,100}\Z",
     ),
     "token": r"\A\s*(\S{1,20})(?:\s+\1){3,}\s*\S*\Z",
     "asked": r"\n(?:\d{1,3}[.)]\s|[•*-]\s)?(?i:{TASK})\b[^\n?]{5,200}\?",
+    "ordered": r"\n\n(?i:{TASK})\b[^\n?]{5,200}\.\n\n",
     "loop": r"(?s)(?<!\S)(\S.{5,300}?(?:[.!?](?=\s)|\n))(?:\s*\1)+\s*(.{0,300})\Z",
     # The first of numbered problems that is not number one: the reply was the solution of the one before.
     "numbered": (
@@ -78,6 +82,8 @@ def own_part(text: str) -> str:
     opening = " ".join(text.split(" ", 4)[:4])
     ends += [text.find("\n\n" + opening, 1) if len(opening) > 15 else -1, _numbered(text)]
     whole = next((text[:end] for end in sorted(ends) if end > 0 and _answers(text[:end], text[end:])), text)
+    ordered = _IS["ordered"].search(whole)
+    whole = whole[: ordered.start()] if ordered and announced(whole[: ordered.start()]) else whole
     asked = [match.start() for match in _IS["asked"].finditer(whole) if match.start() > 0]
     before = whole[: asked[0]] if asked else ""
     # Of questions in a solution the first stands at its beginning.

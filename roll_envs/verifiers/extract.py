@@ -41,7 +41,7 @@ _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?
 BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
 """Words in bold, which :func:`plain` leaves without their marks."""
 _CLOSED = re.compile("|".join({re.escape(closing) for _, closing in _THOUGHTS}))
-_TURN = re.compile(r"\n\W{0,6}(?:Human|User)\b\W{0,3}:|<\|(?:im_end|eot_id|endoftext)\|>")
+_TURN = re.compile(r"(?:\n\W{0,6}|(?<=>))(?:Human|User)\b\W{0,3}:|<\|(?:im_end|eot_id|endoftext)\|>")
 _HEADING = re.compile(r"^[ \t]*(?:#{1,3}|#{5,6}|>|\*)[ \t]+", re.MULTILINE)
 _FULL_WIDTH = str.maketrans("：，；（）［］＝％？！０１２３４５６７８９", ":,;()[]=%?!0123456789")
 

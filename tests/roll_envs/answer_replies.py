@@ -141,12 +141,12 @@ def replies(each: int = 9, seed: int = 7) -> list[Reply]:
     return found
 
 
-SETS = "abcdefghijklmnopqrstuv"
+SETS = "abcdefghijklmnopqrstuvwxyz"
 """Of replies that others wrote; those from i on are as in logs of base, chat and reasoning models, those from r on in
 natural proportions."""
 
 
-_LINE_BREAK = re.compile(r"\\n(?!(?:u|eq|abla)\b)")  # no command of LaTeX
+_LINE_BREAK = re.compile(r"\\n(?!(?:u|eq|abla)(?![A-Za-z]))")  # no command of LaTeX
 
 
 class Written(NamedTuple):

@@ -100,7 +100,8 @@ def _read(text: str, *, first: bool = False) -> str:
     if not (SPAN.search(text) or _words(text) or _SENTENCES.search(text)):
         return _side(_LETTER_UNIT.sub(r"\1\\text{ \2}", RESTATED.sub("", text)))
     found = stated(text[-_LOOKED_AT:], first=first)
-    return _side(found) if found else "" if re.search(r"\d", text) else text.rpartition("\n")[2]
+    last = text.rpartition("\n")[2]
+    return _side(found) if found else "" if re.search(r"\d", text) or len(_words(last)) > _MOST_WORDS else last
 
 
 def says_words(text: str, reference: str) -> bool:
