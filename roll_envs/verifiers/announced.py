@@ -10,9 +10,9 @@ from roll_envs.verifiers.phrases import patterns
 _LANGUAGES = {
     "cjk": r"(?:(?:最终|最終|正确|正確)?(?:的)?答案(?:应该|應該|应|應)?(?:是|为|為|选|選)?|"
     r"(?:正确|正確)的?(?:选项|選項)?[是为為]|(?:故|应|應|因此|所以)?(?:选择|選擇|选|選)(?:项|項)?(?![错误])|答え|正解|최종\s*답|정답|답)\s*(?:は|은|는)?\s*[:：】]?",
-    "es": r"\b(?:respuesta|opci[oó]n)(?:\s+(?:correcta|final))?\s*(?:es\b|:)",
+    "es": r"\b(?:respuesta|opci[oó]n)(?:\s+(?:correcta|final))?(?:\s+es\b|\s*:)",
     "fr": r"\br[ée]ponse(?:\s+(?:correcte|finale))?\s*(?:est(?:\s+donc)?\b|:)",
-    "de": r"\b(?:antwort|lösung)\s*(?:ist\b|lautet\b|:)",
+    "de": r"\b(?:antwort|lösung)\s*(?:ist\b|lautet\b|:(?! *\n))",
     "pt": r"\bresposta(?:\s+(?:correta|certa|final))?\s*(?:é\b|:)",
     "it": r"\brisposta(?:\s+(?:corretta|finale))?\s*(?:è|:)",
     "ru": r"\bответ\s*(?:[:—–-]|это\b|равен\b)",
@@ -36,7 +36,7 @@ _ANNOUNCES = {
         r"(?:\([^()\n]{0,40}\)\s*)?(?:to\s+(?:the|this)\s+(?:[a-z]+\s+)?(?:question|problem)\s+)?"
         r"(?:(?:is|are|was|would\s+be|must\s+be|should\s+be|will\s+be)\b(?:\s+{SURELY})?"
         r"(?!\s+{JUDGED}\b)"
-        r"\s*:?|:|\|(?=\s)|=>?|[-–—](?=\s|[A-J]\b)|\$?\\boxed)\s*"
+        r"\s*:?|:|\](?= )|\|(?=\s)|=>?|[-–—](?=\s|[A-J]\b)|\$?\\boxed)\s*"
         # A call: submit_answer(choice="D").
         r"|(?:answer|choice|option|finish)[(=\[](?:\w{1,20}=)?(?=[\"']?[A-J]\b)"
         r"|{FOREIGN}\s*)"
@@ -85,7 +85,7 @@ def announced(text: str) -> list[Announced]:
         if before.endswith("(") and len(match.group().split()) == 1 and ":" not in match.group():
             continue  # "(opción C)" only mentions it
         at = match.end()
-        while at < len(text) and text[at] in " \t\r\n*_":
+        while at < len(text) and text[at] in " \t\r\n*_#":
             at += 1
         end = text.find("\n", at)
         end = len(text) if end < 0 else end

@@ -154,7 +154,7 @@ def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     taken_back = list(SAYS["taken back"].finditer(text))
     if taken_back and len(found := _read(text[taken_back[-1].end() :].strip(), letters, options)) == 1:
         return found
-    bare = _bare(SAYS["in quotes"].sub("", text))
+    bare = _bare(SAYS["in quotes"].sub(r"\1", text))
     bare = SAYS["remarks"].sub(r"\1", SAYS["all of"].sub("x", bare))
     if SAYS["labels alone"].fullmatch(bare) or _cut_in_list(bare):
         return frozenset()

@@ -23,34 +23,37 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"\n\W{0,12}+(?:(?:Q|(?:Next |Similar |Another |Word |Practice |Follow-up )?(?:[Qq]uestion|[Pp]roblem)s?"
         r"|QUESTION|PROBLEM|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n\]<>]"
         r"|The following are |You are (?:given|an?)\b|Answer the following\b|Rate this answer\b"
-        r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b|[^\n]{0,40}\bnext (?:one|question|problem)\b"
+        r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b"
+        r"|[^\n]{0,40}\b[Nn]ext,? (?:one|(?:the )?(?:question|problem))\b"
         r"|Related (?:questions|problems)\b|adsbygoogle|Solution [2-9]\b|以下|下列"
-        r"|(?:Grade|Student(?:'s)? answer|Feedback|Next): "
+        r"|(?:Grade|Student(?:'s)? answer|Your [Aa]nswer|Feedback|Next): "
         r"|(?:Comments? ?\(|Add your answer\b|Statement 1 \|)"
         r"|(?:(?:Step-by-step )?[Ee]xplanation|Пояснение|Explicación|Explicação)\**:|Why not the others\b)",
         r"\n\[i\]Proposed by\b",
-        r"</(?:p|div|li|ul|td|table|body)>|<(?:strong|b|h\d)>(?:[A-Z]\w+:|(?:Example|Question|Problem|Exercise)\b)",
+        r"\n```\w*\n(?=\(?A[.):] )",  # the options once more
+        r"</(?:p|div|li|ul|td|table|body)>|<h\d>|<(?:strong|b)>(?:[A-Z]\w+:|(?:Example|Question|Problem|Exercise)\b)",
         r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem|q)>",  # of a list of objects
         r"\n\s{0,8}\\(?:item\b|begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof|answer)"
-        r"|(?:sub)*section\*?\{|textbf\{Remark)",
+        r"|(?:sub)*section\*?\{|textbf\{(?:Remark|Exercise|Problem|Question|Example))",
         r"(?<=[.!?>\dA-J)] )(?:Question|Problem|Exercise|Q|Read also|See also): |\n[^\n]{0,60}(?:_{3,}|\bWorksheet\b)",
         r"\n\W{0,12}+(?:题目|例题?|问题|点评|練習|問題|質問|문제|প্রশ্ন|प्रश्न|السؤال|[Pp]regunta|Frage|Вопрос|Зада(?:ча|ние)"
         r"|Domanda|Pergunta)\W{0,2}[:：】\d]",
         r"(?<=[.!?\d])\n\s*\n\s*(?:def|class|import) \w|\n```(?:python|py|java|javascript|js|cpp|c\+\+|c)\n"
-        r"(?![^`]{0,3000}```\s{1,9}```output)",  # the program of a solution, which ran
+        r"(?![^`]{0,3000}```(?s:.{0,300}?)(?:output\n|[Aa]nswer|\\boxed))",  # a program of the solution
         r"\[/?INST\]|</s>|<\|(?:im_end|im_start|eot_id|endoftext|end|user)\|>",  # another turn
         r"\n(?:[^\n]{10,300}\?|(?<=\n\n)[A-Z][^\n]{19,300}\w|\d{1,3}[.)] [^\n]{10,300}|(?i:{TASK})\b[^\n]{10,300})"
         r"\s{0,3}\n(?=\(?[Aa][.):] )",
-        r"\n\n(?i:{TASK})\b[^\n]{5,300}\n\s*(?:Answer|Solution|A):",
+        r"\n\n(?!(?i:if|let|given|suppose)\b[^\n?]*\n)(?i:{TASK})\b[^\n]{5,300}\n\s*(?:Answer|Solution|A):",
         r"\n\n(?![^\n?]{0,500}\b(?:[Ww]ait|[Bb]ut|[Hh]owever|I|[Ww]e|me|question|option|answer)\b)[A-Z][^\n]{10,300}"
         r"[.,] (?:How|What|Which|Who|When|Where) [^\n?]{5,200}\?",
         # The options once more.
         r"(?<!:)\n\n(?=A[.):] [^\n✓✔✅]*\n\n?B[.):] [^\n✓✔✅]*(?:\n\n?[C-J][.):] [^\n✓✔✅]*)*\s*\Z)",
         r"\n\n(?i:{TASK})\b[^\n?.!:]{0,100}\Z",
     ),
+    "turn": r"\n\s*(?:(?:Human|User|用户)\W{0,3}[:：]|(?:user|human)\W{0,3}\n)",  # of the other one
     "token": r"\A\s*(\S{1,20})(?:\s+\1){3,}\s*\S*\Z",
     "asked": r"\n(?:\d{1,3}[.)]\s|[•*-]\s)?(?i:{TASK})\b[^\n?]{5,200}\?",
-    "ordered": r"\n\n(?i:{TASK})\b[^\n?]{5,200}\.\n\n",
+    "ordered": r"\n\n(?:(?:Next|Now), )?(?i:{TASK}|consider)\b[^\n?]{5,200}\.\n\n",
     "loop": r"(?s)(?<!\S)(\S.{5,300}?(?:[.!?](?=\s)|\n))(?:\s*\1)+\s*(.{0,300})\Z",
     # The first of numbered problems that is not number one: the reply was the solution of the one before.
     "numbered": (
@@ -76,7 +79,8 @@ _LOOKED_AT = 3000
 def own_part(text: str) -> str:
     """A text up to where it goes on with something else after its answer, without a last line that only begins another
     one again. ``own_part("9.\\n\\n2. What is 5 + 7?\\n12.")`` is ``"9."``."""
-    text = _without_loop(text)
+    turn = _IS["turn"].search(text, len(text) - len(text.lstrip()))
+    text = _without_loop(text[: turn.start()] if turn else text)
     ends = [match.start() for match, _ in zip(_IS["next"].finditer(text), range(_MOST_MARKS), strict=False)]
     # It may also begin anew: with the words that its first answer began with.
     opening = " ".join(text.split(" ", 4)[:4])
@@ -114,6 +118,8 @@ def _answers(text: str, rest: str) -> bool:
     if ("</answer>" in rest or "\\boxed" in rest) and not re.search(r"\d|\b[B-HJ]\b|</", text):
         return False
     if "</ans" in text or '"answer"' in text:
+        return True
+    if re.match(r"\W*(?:Problem|Question|Exercise|Example) [2-9]\b", rest) and re.search(r"\d", text):
         return True
     last = text.rpartition("\n")[2]
     concludes = _IS["value"].search(last) and not _IS["given"].match(last)

@@ -141,7 +141,7 @@ def replies(each: int = 9, seed: int = 7) -> list[Reply]:
     return found
 
 
-SETS = "abcdefghijklmnopqrstuvwxyz"
+SETS = (*"abcdefghijklmnopqrstuvwxyz", "za", "zb", "zc", "zd")
 """Of replies that others wrote; those from i on are as in logs of base, chat and reasoning models, those from r on in
 natural proportions."""
 

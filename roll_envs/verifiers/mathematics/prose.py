@@ -51,6 +51,7 @@ def stated(text: str, *, first: bool = False) -> str:
     )
     found = next(filter(None, (_stated(one, first, main) for each, main in readings for one in each)), "")
     found = re.sub(rf"(?<={SIGN}),?\s(?:and|or)\s(?={SIGN})", ", ", found)
+    found = re.sub(rf"(?<={SIGN})\s([A-Z](?:/[A-Z])?)$", r"\\text{ \1}", found)  # "$3$ J"
     found = re.sub(SIGN, lambda sign: contents[ord(sign.group()) - ord(SIGN[1])], found)
     return re.sub(r"^([^,%]*)(?:,|\sor)\s[^,=]*(?:%|\bpercent)$", r"\1", found)  # "3/8, or 37.5%"
 

@@ -48,6 +48,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"i (?:took|did|used|multiplied|added|subtracted|divided|calculated|computed|started)\b(?!.*(?:to get|=))",
         r"(?:in other words|(?:for|by|in) comparison|because\b(?![^,]*,)|here,? (?:we|i) used|(?:lower|upper) bound)\b",
         r"for (?:example|instance)\b",
+        r"(?:this|that|it) (?:is|occurs|happens|is (?:reached|attained|taken)) (?:at|when|for)\b",
         r"(?:this|that|it|which) (?:seems|looks|is) (?:reasonable|plausible|sensible)\b",
         r"if\b[^,]*, (?:buy|get|use|order|round|plan|consider|you (?:can|could|may|might|should))\b",
     ),
