@@ -152,12 +152,13 @@ class Pool:
         alive = slot.alive
         with self._changed:
             self._busy.discard(slot)
-            if alive and not self._closed:
+            if self._closed:  # by close(); and the interpreter may be ending, which starts no thread any more
+                return
+            if alive:
                 self._idle.append(slot)
             else:
                 self._discard(slot)
-                if not self._closed:
-                    self._start_making(slot.shape)
+                self._start_making(slot.shape)
             self._changed.notify_all()
 
     def close(self, timeout_s: float = 30.0) -> None:

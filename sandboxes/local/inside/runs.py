@@ -29,6 +29,8 @@ REAP_MS = 20
 """How often orphans of a program are reaped while it runs."""
 # Waiting processes lost one after the other before the slot gives up: then something outside kills each of them.
 _MAX_LOST = 3
+_CANNOT_EXECUTE = 126
+"""Exit code of a shell that cannot run a command."""
 
 
 class GoneError(Exception):
@@ -312,10 +314,16 @@ class _Session:
 
     def _other_cell(self, fds: list[int]) -> int | None:
         payload, stdout, stderr = fds
-        replace_file(self._folder, self._main, payload, self._runs.jail.user)
-        os.close(payload)
         assert self._command is not None
-        child = self._runs.take()
+        try:
+            replace_file(self._folder, self._main, payload, self._runs.jail.user)
+            child = self._runs.take()
+        except OSError as error:  # what the session holds leaves no room for one more file or process
+            self._drop()
+            os.write(stderr, f"{self._main}: {error.strerror}\n".encode())
+            wire.close_all(fds)
+            return _CANNOT_EXECUTE << 8
+        os.close(payload)
         nothing = os.open("/dev/null", os.O_RDWR)
         self._order(child, "command", [nothing, stdout, stderr], argv=[*self._command, self._main])
         try:
