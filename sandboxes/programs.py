@@ -59,11 +59,8 @@ class Row:
         """The command of a session's cell: compile where needed, then run; the file's name is added and not used."""
         if not self.compile:
             return [tool]
-        return [
-            "/bin/sh",
-            "-c",
-            f"{shlex.join(self.compiler(tool))} && exec {shlex.join(self.command(tool, memory_mb))}",
-        ]
+        both = f"{shlex.join(self.compiler(tool))} && exec {shlex.join(self.command(tool, memory_mb))}"
+        return ["/bin/sh", "-c", both]
 
 
 def _filled(command: str | Sequence[str], tool: str, memory_mb: int = 0) -> list[str]:

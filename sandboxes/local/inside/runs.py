@@ -253,24 +253,20 @@ class _Session:
     def __init__(self, runs: Runs, opening: dict[str, Any]) -> None:
         self._runs = runs
         self._command: list[str] | None = opening["command"]
-        self._environ: dict[str, str] = opening["environ"]
-        self._limits: dict[str, Any] = opening["limits"]
         self._main: str = opening["main"]
+        self._given = {"limits": opening["limits"], "environ": opening["environ"], "others": runs.jail.others}
+        """For each process of the session."""
         self._folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         self._interpreter: Child | None = None
         """The process that holds the state of a Python session."""
-        runs.jail.resize(self._limits)
-        runs.jail.limit(self._limits)
+        runs.jail.resize(opening["limits"])
+        runs.jail.limit(opening["limits"])
         if self._command is None:
             self._begin()
 
-    def _order(self, child: Child, order: str, fds: list[int], **more: Any) -> None:
-        others = self._runs.jail.others
-        child.order({"order": order, "limits": self._limits, "environ": self._environ, "others": others, **more}, fds)
-
     def _begin(self) -> Child:
         self._interpreter = self._runs.take()
-        self._order(self._interpreter, "cells", [])
+        self._interpreter.order({"order": "cells", **self._given})
         self._interpreter.check_started()
         return self._interpreter
 
@@ -325,7 +321,8 @@ class _Session:
             return _CANNOT_EXECUTE << 8
         os.close(payload)
         nothing = os.open("/dev/null", os.O_RDWR)
-        self._order(child, "command", [nothing, stdout, stderr], argv=[*self._command, self._main])
+        argv = [*self._command, self._main]
+        child.order({"order": "command", "argv": argv, **self._given}, [nothing, stdout, stderr])
         try:
             self._runs.wait(child)
             if child.status is not None:
