@@ -119,7 +119,8 @@ class Pool:
         self._failed = 0
         """Number of the attempt that ended with ``_failure``."""
         self._closed = False
-        self._closers: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []
+        """Those that make and close slots, which may be slow; only :meth:`close` waits for them."""
 
     def acquire(self, shape: Hashable, timeout_s: float, ahead: int = 0) -> Slot:
         """A slot of that shape, for this caller alone; :meth:`release` it.
@@ -152,12 +153,13 @@ class Pool:
         alive = slot.alive
         with self._changed:
             self._busy.discard(slot)
-            if alive and not self._closed:
+            if self._closed:  # by close(); and the interpreter may be ending, which starts no thread any more
+                return
+            if alive:
                 self._idle.append(slot)
             else:
-                self._discard(slot)
-                if not self._closed:
-                    self._start_making(slot.shape)
+                self._in_thread(slot.close)
+                self._start_making(slot.shape)
             self._changed.notify_all()
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -166,18 +168,15 @@ class Pool:
             self._closed = True
             slots = [*self._idle, *self._busy]
             self._idle.clear()
+            threads = list(self._threads)
             self._changed.notify_all()
         for slot in slots:
             slot.close()
         deadline = time.monotonic() + timeout_s
-        with self._changed:
-            while self._making and (left_s := deadline - time.monotonic()) > 0:
-                self._changed.wait(left_s)
-            closers = list(self._closers)
-        for closer in closers:
-            closer.join(max(0.0, deadline - time.monotonic()))
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
-    # The rest is called with the lock held.
+    # The rest is called with the lock held, but for _make_one.
 
     def _take(self, shape: Hashable, *, may_make: bool) -> Slot | None:
         """An idle slot of this shape; else ``None``, and one may be made if a slot is free or of another shape."""
@@ -185,7 +184,7 @@ class Pool:
         for slot in list(self._idle):  # the first has had most time to set up its next run
             if not slot.alive:
                 self._idle.remove(slot)
-                self._discard(slot)
+                self._in_thread(slot.close)
             elif slot.shape == shape:
                 self._idle.remove(slot)
                 return slot
@@ -201,16 +200,15 @@ class Pool:
             self._start_making(shape, instead_of=other)
         return None
 
-    def _discard(self, slot: Slot) -> None:
-        """Close a slot in a thread, since it may be slow; only ``close`` waits for it."""
-        self._closers = [closer for closer in self._closers if closer.is_alive()]
-        self._closers.append(threading.Thread(target=slot.close, daemon=True))
-        self._closers[-1].start()
-
     def _start_making(self, shape: Hashable, instead_of: Slot | None = None) -> None:
         self._making += 1
         self._begun += 1
-        threading.Thread(target=self._make_one, args=(self._begun, shape, instead_of), daemon=True).start()
+        self._in_thread(self._make_one, self._begun, shape, instead_of)
+
+    def _in_thread(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        self._threads[-1].start()
 
     def _make_one(self, attempt: int, shape: Hashable, instead_of: Slot | None) -> None:
         slot: Slot | None = None
@@ -223,9 +221,9 @@ class Pool:
             failure = error
         with self._changed:
             self._making -= 1
-            if failure is not None:
+            if slot is None:
                 self._failure, self._failed = failure, attempt
-            if slot is not None and not self._closed:
+            elif not self._closed:
                 self._idle.append(slot)
                 slot = None
             self._changed.notify_all()

@@ -3,6 +3,7 @@ the order for a slot that a :class:`Program` becomes: checked paths, the environ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
@@ -58,11 +59,8 @@ class Row:
         """The command of a session's cell: compile where needed, then run; the file's name is added and not used."""
         if not self.compile:
             return [tool]
-        return [
-            "/bin/sh",
-            "-c",
-            f"{shlex.join(self.compiler(tool))} && exec {shlex.join(self.command(tool, memory_mb))}",
-        ]
+        both = f"{shlex.join(self.compiler(tool))} && exec {shlex.join(self.command(tool, memory_mb))}"
+        return ["/bin/sh", "-c", both]
 
 
 def _filled(command: str | Sequence[str], tool: str, memory_mb: int = 0) -> list[str]:
@@ -135,8 +133,8 @@ def check_limits(limits: Limits) -> Limits:
 def check_path(path: str, what: str) -> str:
     """A relative path that stays below the working folder, in its shortest form."""
     parts = path.split("/")
-    too_long = len(os.fsencode(path)) > 1024 or any(len(os.fsencode(part)) > 255 for part in parts)
-    if not path or path.startswith("/") or ".." in parts or "\0" in path or too_long:
+    fits = _encodable(path) and len(os.fsencode(path)) <= 1024 and all(len(os.fsencode(part)) <= 255 for part in parts)
+    if not path or not fits or path.startswith("/") or ".." in parts:
         raise ConfigError(
             f"{what}: {path[:80]!r} is not a relative path below the working folder (no '..', no leading '/', "
             "at most 255 bytes between two '/' and 1024 in all)"
@@ -147,15 +145,29 @@ def check_path(path: str, what: str) -> str:
     return short
 
 
+def _encodable(text: str) -> bool:
+    """Whether the kernel can be given it: without NUL and lone surrogates."""
+    with contextlib.suppress(UnicodeEncodeError):
+        return b"\0" not in os.fsencode(text)
+    return False
+
+
+def check_words(program: Program) -> None:
+    """Raise :class:`ConfigError` for arguments and an environment that no program can be given."""
+    for value in program.arguments:
+        if not _encodable(value):
+            raise ConfigError(f"arguments: {value!r} holds a NUL or half a character, which no argument can")
+    for name, value in program.environ.items():
+        if not name or "=" in name or not _encodable(name + value):
+            raise ConfigError(
+                f"environ: {name!r} is not a name without '=' and with a value that an environment can hold"
+            )
+
+
 def order(program: Program, limits: Limits, place: Place, binary: bytes | None = None) -> Order:
     """The order to run a program; for compiled languages to run the binary, see :func:`compile_order`."""
     row = _usable(program.language, limits, place)
-    for value in program.arguments:
-        if "\0" in value:
-            raise ConfigError(f"arguments: {value!r} holds a NUL, which no argument can")
-    for name, value in program.environ.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise ConfigError(f"environ: {name!r} is not a name with a value that an environment can hold")
+    check_words(program)
     if program.language != "python":
         command = row.command(place.tools[program.language], limits.memory_mb)
     elif any(name.startswith("PYTHON") for name in program.environ):  # read when an interpreter starts

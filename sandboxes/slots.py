@@ -123,8 +123,7 @@ class SlotSandbox(Sandbox):
     def _on_a_slot(self, shape: Hashable, deadline: float, do: Callable[[Slot], T]) -> tuple[Slot, T]:
         """``do`` on a free slot, or on a second one when the first failed before the program began."""
         for last in (False, True):
-            if os.getpid() != self._pid:
-                raise SandboxError(f"this sandbox belongs to process {self._pid}, which forked; make a new one here")
+            self._check_process()
             slot = self._pool.acquire(shape, round(max(0.0, deadline - time.monotonic()), 3))
             try:
                 return slot, do(slot)
@@ -137,6 +136,10 @@ class SlotSandbox(Sandbox):
                     raise
                 _log.warning("%s; it is given to another slot", error)
         raise AssertionError("unreachable")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise SandboxError(f"this sandbox belongs to process {self._pid}, which forked; make a new one here")
 
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> SlotSession:
         limits = check_limits(limits or self._limits)
@@ -205,6 +208,7 @@ class SlotSession(SandboxSession):
         if not self._in_use.acquire(blocking=False):
             raise ConfigError("another thread uses this session at this moment; open a session for each thread")
         try:
+            self._sandbox._check_process()
             if self._lost:
                 raise SandboxError("the session was ended by the memory limit; open a new one")
             if self._closed or not self._slot.alive:
@@ -221,7 +225,8 @@ class SlotSession(SandboxSession):
             self._in_use.release()
 
     def close(self) -> None:
-        if not self._closed:
+        # In a fork the session still belongs to the process that opened it.
+        if not self._closed and os.getpid() == self._sandbox._pid:
             self._closed = True
             if self._in_use.locked():
                 self._slot.close()  # the thread that uses it gets a SandboxError

@@ -57,14 +57,6 @@ class Plan:
     """The limit that they start with."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spawned:
-    """A running container, and the host's end of its standard streams."""
-
-    container: Any
-    stream: Any
-
-
 class Engine:
     """One Docker engine; ``url`` is that of ``DOCKER_HOST``, which is used when it is ``None``.
 
@@ -144,8 +136,8 @@ class Engine:
 
     # -- containers ----------------------------------------------------------------------------------------------------
 
-    def spawn(self, plan: Plan, shape: Shape, command: list[str]) -> Spawned:
-        """Make a container, attach to its streams, and start it."""
+    def spawn(self, plan: Plan, shape: Shape, command: list[str]) -> tuple[Any, Any]:
+        """Make a container, attach to its streams, and start it: the container, and the host's end of the streams."""
         with contextlib.ExitStack() as failed, _engine_errors("start a container"):
             client = failed.enter_context(self.client())
             name = f"roll-sandbox-{uuid.uuid4().hex[:12]}"
@@ -156,37 +148,33 @@ class Engine:
             stream = client.api.attach_socket(container.id, params=streams)
             container.start()
             failed.pop_all()
-        return Spawned(container=container, stream=stream)
+        return container, stream
 
-    def set_memory(self, spawned: Spawned, memory_mb: int) -> None:
+    def set_memory(self, container: Any, memory_mb: int) -> None:
         """Change the limit of a container that runs."""
         with _engine_errors("change the memory of a container"):
             limit = _memory(memory_mb)
-            spawned.container.update(mem_limit=limit, memswap_limit=limit)
+            container.update(mem_limit=limit, memswap_limit=limit)
 
-    def state(self, spawned: Spawned) -> dict[str, Any]:
+    def state(self, container: Any) -> dict[str, Any]:
         """``State`` of the container: ``Running``, ``ExitCode``, ``OOMKilled``; empty where it is gone."""
         try:
             _check_listening(self._where)
-            spawned.container.reload()
+            container.reload()
         except Exception:  # the caller is about to report the container's end, with or without its state
             return {}
-        state: dict[str, Any] = spawned.container.attrs["State"]
+        state: dict[str, Any] = container.attrs["State"]
         return state
 
-    def discard(self, spawned: Spawned) -> None:
+    def discard(self, container: Any, stream: Any) -> None:
         """Kill and remove; if the engine does not answer, a later start removes the container."""
         # The SDK's wrapper closes neither the connection below it nor the response that it came from.
-        for part in (
-            spawned.stream,
-            getattr(spawned.stream, "_sock", None),
-            getattr(spawned.stream, "_response", None),
-        ):
+        for part in (stream, getattr(stream, "_sock", None), getattr(stream, "_response", None)):
             with contextlib.suppress(Exception):
                 if part is not None:
                     part.close()
-        self._remove(spawned.container)
-        spawned.container.client.close()
+        self._remove(container)
+        container.client.close()
 
     def remove_ended(self) -> None:
         """Remove what is left of processes that were killed; their containers have ended with them, because PID 1 then

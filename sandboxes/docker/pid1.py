@@ -225,13 +225,7 @@ class StreamLink:
 
 
 def _read(count: int) -> bytes:
-    content = bytearray()
-    while len(content) < count:
-        piece = os.read(0, count - len(content))
-        if not piece:
-            os._exit(0)  # the host is gone
-        content += piece
-    return bytes(content)
+    return b"".join(map(bytes, _incoming(count)))
 
 
 def _incoming(size: int) -> Iterator[memoryview]:
@@ -239,7 +233,7 @@ def _incoming(size: int) -> Iterator[memoryview]:
     while size:
         got = os.readv(0, [_VIEW[: min(size, _SIZE)]])
         if not got:
-            os._exit(0)
+            os._exit(0)  # the host is gone
         size -= got
         yield _VIEW[:got]
 

@@ -127,11 +127,11 @@ class ContainerSlot:
         if machine not in seccomp.MACHINES:
             known = ", ".join(seccomp.MACHINES)
             raise ConfigError(f"the engine's machine is {machine!r}; filters of system calls are known for {known}")
-        self._spawned = engine.spawn(plan, shape, ["python3", "-s", "-c", _BOOT])
+        self._container, self._stream = engine.spawn(plan, shape, ["python3", "-s", "-c", _BOOT])
         self._broken = self._used_up = False
         try:
             code = _code()
-            self._channel = Channel(self._spawned.stream, b"%010d" % len(code) + code)
+            self._channel = Channel(self._stream, b"%010d" % len(code) + code)
             calls = seccomp.build(machine, seccomp.Rules(one_container=True)).hex()
             tools = [row.tool for row in ROWS.values()]
             hello = {"order": "hello", "preload": PRELOADED, "filter": calls, "tools": tools}
@@ -152,7 +152,7 @@ class ContainerSlot:
     @property
     def id(self) -> str:
         """The container's id on the engine."""
-        return str(self._spawned.container.id)
+        return str(self._container.id)
 
     @property
     def alive(self) -> bool:
@@ -203,7 +203,7 @@ class ContainerSlot:
 
     def _set_memory(self, memory_mb: int) -> None:
         if memory_mb != self._memory_mb:
-            self._engine.set_memory(self._spawned, memory_mb)
+            self._engine.set_memory(self._container, memory_mb)
             self._memory_mb = memory_mb
 
     def _heed(self, reply: Reply) -> None:
@@ -237,7 +237,7 @@ class ContainerSlot:
             ) from None
         except OSError as error:
             self._broken = True
-            state = self._engine.state(self._spawned)
+            state = self._engine.state(self._container)
             if state.get("OOMKilled"):
                 return None
             how = f"with exit code {state['ExitCode']}" if state.get("ExitCode") is not None else "and is gone"
@@ -252,4 +252,4 @@ class ContainerSlot:
     def close(self) -> None:
         """Kill and remove the container."""
         self._broken = True
-        self._engine.discard(self._spawned)
+        self._engine.discard(self._container, self._stream)

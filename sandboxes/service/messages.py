@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import itertools
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, TypeVar
@@ -35,8 +34,15 @@ class Answer(Response):
     def __init__(
         self, body: Any, *, status: int = 200, outcome: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(body if isinstance(body, bytes) else encode_json(body), status, headers)
+        super().__init__(body, status, headers)
         self.outcome = outcome
+
+    def render(self, content: Any) -> bytes:
+        """JSON in UTF-8; lone surrogates, which stand in texts only, are written as escapes."""
+        if isinstance(content, bytes):
+            return content
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace")
 
 
 class Refusal(Exception):
@@ -72,12 +78,6 @@ _CAUSES: Mapping[type[Exception], tuple[int, str]] = {
     ClientDisconnect: (499, "gone"),
     ConfigError: (422, "unusable"),
 }
-
-
-def encode_json(body: Any) -> bytes:
-    """JSON in UTF-8; lone surrogates, which stand in texts only, are written as escapes."""
-    text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "backslashreplace")
 
 
 F = TypeVar("F", bound=pydantic.BaseModel)
@@ -157,7 +157,7 @@ def fill(form: type[F], data: dict[str, Any]) -> F:
 
 def check_sizes(fields: Mapping[str, Any]) -> None:
     """Raise :class:`Refusal` (422) for too many fields, or one with too many entries."""
-    for name, value in itertools.chain([("the request", fields)], fields.items()):
+    for name, value in {"the request": fields, **fields}.items():
         if isinstance(value, (list, dict)) and len(value) > MOST_ITEMS:
             raise Refusal(422, "too_many", f"{name[:80]} may have {MOST_ITEMS} entries, not {len(value)}")
 

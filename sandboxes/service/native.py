@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from roll_envs.errors import SandboxError, check_whole
 from roll_envs.sandbox import Language, Limits, Program, RunResult, SandboxSession, explained
-from sandboxes.programs import check_path
+from sandboxes.programs import check_path, check_words
 from sandboxes.service.messages import Answer, Refusal, check_code, check_paths, check_sizes
 from sandboxes.service.pool import CLOSE_S, OVERRUN_S, Pool, QueueFullError, Worker
 from sandboxes.service.settings import Settings
@@ -73,8 +73,7 @@ def _check(program: Program, settings: Settings) -> None:
     if sum(len(word) for word in words) > LONGEST_ARGUMENTS:
         message = f"program.arguments and program.environ may have {LONGEST_ARGUMENTS} characters together"
         raise Refusal(413, "too_large", message)
-    if any("\0" in word for word in words) or any("=" in key or not key for key in program.environ):
-        raise Refusal(422, "form", "program.arguments and program.environ may hold no NUL, and names no '='")
+    check_words(program)
 
 
 class _Open:

@@ -80,6 +80,8 @@ CASES = [
     ("ioctl", (0, 0x5401), ALLOW),
     ("ioctl", (0, 0x5412), EPERM),
     ("ioctl", (0, 0x5412 | 1 << 32), EPERM),
+    ("fcntl", (0, 4), ALLOW),
+    *(("fcntl", (0, what), EPERM) for what in (1024, 1026)),
     ("prctl", (15,), ALLOW),
     ("prctl", (22,), EPERM),
     ("prctl", (24,), EPERM),

@@ -287,8 +287,11 @@ def test_bad_requests_are_refused(sandbox: LocalSandbox) -> None:
     assert run(sandbox, "print(1)", files={f"d/{n}": b"a" for n in range(180)}, limits=few).ok
     with pytest.raises(ConfigError, match="NUL"):
         run(sandbox, "", arguments=("a\0",))
-    with pytest.raises(ConfigError, match="environ"):
-        run(sandbox, "", environ={"A=B": "x"})
+    for environ in ({"A=B": "x"}, {"A": "\ud800"}):
+        with pytest.raises(ConfigError, match="environ"):
+            run(sandbox, "", environ=environ)
+    with pytest.raises(ConfigError, match="relative path"):
+        run(sandbox, "", fetch=("\ud800",))
     with pytest.raises(ConfigError, match="allowed are python"):
         run(sandbox, "", language="cobol")
     with pytest.raises(ConfigError, match="wall_s"):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +23,11 @@ from sandboxes.local import LocalSandbox
 from sandboxes.local.slot import LocalSlot
 from sandboxes.pool import Pool
 from sandboxes.slots import SlotSession
+
+BOMB = (
+    "import os, time\nos.setsid()\nwhile True:\n    try:\n        if os.fork() == 0: time.sleep(60)\n"
+    "    except OSError: time.sleep(0.005)\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +167,27 @@ def test_bash_keeps_files(sandbox: LocalSandbox) -> None:
         assert session.run("cat f").stdout == b"one\n"
 
 
+@pytest.mark.parametrize(
+    ("cell", "reason", "undo"),
+    [
+        ("head -c 100000000 /dev/zero > big", b"No space left on device", ""),
+        ("rm main.sh; mkdir main.sh", b"Is a directory", ""),
+        ("(python3 - <<'X' &\n" + BOMB + "X\n) > /dev/null 2>&1; sleep 0.7", b"temporarily unavailable", "two\n"),
+    ],
+)
+def test_a_session_that_leaves_no_room_for_a_cell_has_done_so_itself(
+    sandbox: LocalSandbox, cell: str, reason: bytes, undo: str
+) -> None:
+    with sandbox.session(language="bash", limits=Limits(files_mb=8, processes=20, wall_s=20)) as session:
+        session.run(cell)
+        time.sleep(0.5)  # the bomb takes the place of its shell
+        result = session.run("echo two")
+        assert (result.status, result.exit_code) == ("error", 126)
+        assert result.stderr.startswith(b"main.sh: ")
+        assert reason in result.stderr
+        assert session.run("echo two").stdout == undo.encode()
+
+
 def test_a_session_is_a_jail_of_its_own(sandbox: LocalSandbox) -> None:
     with sandbox.session() as session:
         session.run("open('secret', 'w').write('s'); open('/tmp/secret', 'w').write('s')")
@@ -250,3 +280,28 @@ def test_a_session_that_cannot_begin_gives_its_slot_back_once(
     assert len(given) == 1
     with sandbox.session() as session:
         assert session.run("1 + 1").stdout == b"2\n"
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_session_that_nobody_closes_does_not_hold_up_the_end_of_its_process() -> None:
+    script = (
+        "from sandboxes.local import LocalSandbox\n"
+        "session = LocalSandbox(slots=1, minimum_isolation='no-cgroup').session()\nprint(session.run('1').stdout)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
+    assert (ended.stdout, ended.stderr) == (b"b'1\\n'\n", b"")
+
+
+def test_a_session_belongs_to_the_process_that_opened_it(session: SandboxSession) -> None:
+    session.run("x = 5")
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            try:
+                session.run("x = 6")
+            except SandboxError as error:
+                session.close()
+                os._exit("make a new one here" in str(error))
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert session.run("x").stdout == b"5\n"

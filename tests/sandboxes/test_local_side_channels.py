@@ -62,6 +62,17 @@ def test_files_of_the_host_cannot_be_watched(sandbox: LocalSandbox) -> None:
     assert said(sandbox, source).splitlines() == ["-1 True"] * 3
 
 
+def test_folders_of_the_host_cannot_be_watched(sandbox: LocalSandbox) -> None:
+    """Neither by signals when files in them are read, nor by leases, for which others who open a file wait."""
+    source = (
+        "import fcntl, os, signal\nsignal.signal(signal.SIGIO, signal.SIG_IGN)\n"
+        "watched = os.open(os.path.dirname(os.__file__), os.O_RDONLY)\nmine = os.open('f', os.O_RDWR | os.O_CREAT)\n"
+        "for watch in ((watched, fcntl.F_NOTIFY, fcntl.DN_ACCESS), (mine, fcntl.F_SETLEASE, fcntl.F_WRLCK)):\n"
+        "    try:\n        fcntl.fcntl(*watch)\n    except PermissionError:\n        print('refused')"
+    )
+    assert said(sandbox, source) == "refused\nrefused"
+
+
 def test_preloaded_generators_draw_other_numbers_in_each_run(sandbox: LocalSandbox) -> None:
     pytest.importorskip("numpy")
     source = "import numpy, random; print(numpy.random.random(), random.random())"

@@ -9,7 +9,6 @@ import builtins
 import contextlib
 import gc
 import importlib.machinery
-import io
 import linecache
 import os
 import signal
@@ -25,8 +24,8 @@ from typing import Any, NoReturn
 from . import wire
 
 _HERE = os.path.dirname(__file__)
-# Kept under names of this module: a program may replace the functions of os.
-_exit, _kill, _getpid = os._exit, os.kill, os.getpid
+# Kept under names of this module: a program may replace the functions of os, and those that are built in.
+_exit, _kill, _getpid, _open = os._exit, os.kill, os.getpid, open
 
 
 def execute(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
@@ -49,19 +48,19 @@ def draw_anew() -> None:
             sys.modules[name].seed()
 
 
+_STREAMS = (
+    (0, "stdin", "r", "surrogateescape"),
+    (1, "stdout", "w", "surrogateescape"),
+    (2, "stderr", "w", "backslashreplace"),
+)
+
+
 def standard_streams() -> None:
     """Make new stream objects over descriptors 0, 1 and 2, buffered as for pipes."""
-    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
-    stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "surrogateescape")
-    stderr = io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
-    )
-    for stream, label, mode in ((stdin, "<stdin>", "r"), (stdout, "<stdout>", "w"), (stderr, "<stderr>", "w")):
-        stream.buffer.raw.name = label
-        stream.mode = mode  # type: ignore[misc]
-    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc]
+    for fd, name, mode, errors in _STREAMS:
+        stream: Any = _open(fd, mode, 1 if fd == 2 else -1, "utf-8", errors, closefd=False)
+        stream.buffer.raw.name = f"<{name}>"
+        vars(sys).update({name: stream, f"__{name}__": stream})
     site.setquit()
     site.setcopyright()
     site.sethelper()

@@ -29,6 +29,8 @@ REAP_MS = 20
 """How often orphans of a program are reaped while it runs."""
 # Waiting processes lost one after the other before the slot gives up: then something outside kills each of them.
 _MAX_LOST = 3
+_CANNOT_EXECUTE = 126
+"""Exit code of a shell that cannot run a command."""
 
 
 class GoneError(Exception):
@@ -251,24 +253,20 @@ class _Session:
     def __init__(self, runs: Runs, opening: dict[str, Any]) -> None:
         self._runs = runs
         self._command: list[str] | None = opening["command"]
-        self._environ: dict[str, str] = opening["environ"]
-        self._limits: dict[str, Any] = opening["limits"]
         self._main: str = opening["main"]
+        self._given = {"limits": opening["limits"], "environ": opening["environ"], "others": runs.jail.others}
+        """For each process of the session."""
         self._folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         self._interpreter: Child | None = None
         """The process that holds the state of a Python session."""
-        runs.jail.resize(self._limits)
-        runs.jail.limit(self._limits)
+        runs.jail.resize(opening["limits"])
+        runs.jail.limit(opening["limits"])
         if self._command is None:
             self._begin()
 
-    def _order(self, child: Child, order: str, fds: list[int], **more: Any) -> None:
-        others = self._runs.jail.others
-        child.order({"order": order, "limits": self._limits, "environ": self._environ, "others": others, **more}, fds)
-
     def _begin(self) -> Child:
         self._interpreter = self._runs.take()
-        self._order(self._interpreter, "cells", [])
+        self._interpreter.order({"order": "cells", **self._given})
         self._interpreter.check_started()
         return self._interpreter
 
@@ -312,12 +310,19 @@ class _Session:
 
     def _other_cell(self, fds: list[int]) -> int | None:
         payload, stdout, stderr = fds
-        replace_file(self._folder, self._main, payload, self._runs.jail.user)
-        os.close(payload)
         assert self._command is not None
-        child = self._runs.take()
+        try:
+            replace_file(self._folder, self._main, payload, self._runs.jail.user)
+            child = self._runs.take()
+        except OSError as error:  # what the session holds leaves no room for one more file or process
+            self._drop()
+            os.write(stderr, f"{self._main}: {error.strerror}\n".encode())
+            wire.close_all(fds)
+            return _CANNOT_EXECUTE << 8
+        os.close(payload)
         nothing = os.open("/dev/null", os.O_RDWR)
-        self._order(child, "command", [nothing, stdout, stderr], argv=[*self._command, self._main])
+        argv = [*self._command, self._main]
+        child.order({"order": "command", "argv": argv, **self._given}, [nothing, stdout, stderr])
         try:
             self._runs.wait(child)
             if child.status is not None:

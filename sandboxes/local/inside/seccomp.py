@@ -40,6 +40,7 @@ _PRCTL = (1, 2, 3, 4, 5, 7, 15, 16, 21, 23, 27, 29, 30, 36, 37, 38, 39, 40, 41, 
 
 # F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP: they make the kernel send signals to any process.
 _SET_OWNER, _IO_OWNER = (8, 10, 15), (0x8901, 0x8902)
+_WATCHES = (1024, 1026)  # F_SETLEASE, F_NOTIFY: they tell when others open files of the host, or let them wait
 _OUTLIVES_PROCESSES = tuple(
     "semget semop semctl semtimedop msgget msgsnd msgrcv msgctl shmget shmat shmctl shmdt mq_open mq_unlink "
     "mq_timedsend mq_timedreceive mq_notify mq_getsetattr".split()
@@ -128,7 +129,8 @@ def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
         "mknodat": _only(2, _PLAIN_KINDS, mask=0xF000),
         # PER_LINUX, and 0xffffffff, which only asks.
         "personality": _only(0, (0, 0xFFFF_FFFF)),
-        "ioctl": [*_argument(1), *_verdict_for(_TERMINAL_INJECTION, _EPERM), _verdict(_ALLOW)],
+        "fcntl": _all_but(1, (*_WATCHES, *(_SET_OWNER if rules.on_host else ()))),
+        "ioctl": _all_but(1, (*_TERMINAL_INJECTION, *(_IO_OWNER if rules.on_host else ()))),
         "prctl": _only(0, _PRCTL),
     }
     if rules.sets_up_jails:
@@ -146,8 +148,6 @@ def _argument_checks(rules: Rules) -> dict[str, list[Instruction]]:
         checks["setpriority"] = [*_unless(0, [0], _EPERM), *_only(1, (0,))]
     if rules.on_host:
         checks["prlimit64"] = _only(0, (0,))
-        checks["fcntl"] = [*_argument(1), *_verdict_for(_SET_OWNER, _EPERM), _verdict(_ALLOW)]
-        checks["ioctl"] = [*_argument(1), *_verdict_for((*_TERMINAL_INJECTION, *_IO_OWNER), _EPERM), _verdict(_ALLOW)]
     return checks
 
 
@@ -167,6 +167,10 @@ def _verdict_for(values: Iterable[int], action: int) -> list[Instruction]:
 def _only(index: int, values: Iterable[int], *, mask: int | None = None) -> list[Instruction]:
     masked = [] if mask is None else [(_AND, 0, 0, mask)]
     return [*_argument(index), *masked, *_verdict_for(values, _ALLOW), _verdict(_EPERM)]
+
+
+def _all_but(index: int, values: Iterable[int]) -> list[Instruction]:
+    return [*_argument(index), *_verdict_for(values, _EPERM), _verdict(_ALLOW)]
 
 
 def _unless(index: int, values: list[int], action: int) -> list[Instruction]:

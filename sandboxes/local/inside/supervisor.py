@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import resource
 import select
@@ -215,15 +216,13 @@ class Zygote:
 
     def _close_others(self) -> None:
         """Close every descriptor but the channels, the socket of liveness and the files of the cgroup."""
-        keep = {0, 1, 2, self._control.fileno(), self._link.work.fileno(), self._link.alive, self._last_pid}
+        keep = {2, self._control.fileno(), self._link.work.fileno(), self._link.alive, self._last_pid}
         if self._cgroup is not None:
             keep |= self._cgroup.descriptors
         if self._workspace is not None:
             keep.add(self._workspace.ruleset)
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) not in keep:
-                with contextlib.suppress(OSError):
-                    os.close(int(name))
+        for low, high in itertools.pairwise(sorted(fd for fd in (*keep, 1 << 20) if fd is not None)):
+            os.closerange(low + 1, high)
 
     def _loop(self) -> None:
         script = Script()
