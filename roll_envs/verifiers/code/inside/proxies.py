@@ -137,7 +137,7 @@ class Link(Counts):
         self._nodes = Nodes({})  # they are copied with calls alone
         return self.decode(self.ask("op", name, [self.encode(arg) for arg in args]).get("value"))
 
-    def encode(self, value: Any) -> list[Any]:
+    def encode(self, value: Any) -> Any:
         return encode(value, self._handle)
 
     def _handle(self, value: Any) -> list[Any]:
@@ -263,9 +263,12 @@ class Remote:
             return types.GeneratorType if facts.get("generator") else content
         if name in ("__name__", "__qualname__") and facts.get("calls"):
             return str(facts.get("name"))
-        # Libraries look for such names; the answer's own must not tell them anything.
+        # Libraries look for such names; the answer says at most whether it has one.
         if name.startswith("__") and name.endswith("__") and name not in ("__doc__", "__dict__", "__wrapped__"):
-            raise AttributeError(name)
+            mine = vars(Remote).get(name)
+            if not isinstance(mine, types.FunctionType) or name not in link_of(self).operate("dir", self):
+                raise AttributeError(name)
+            return types.MethodType(mine, self)
         return link_of(self).operate("getattr", self, name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:

@@ -50,7 +50,7 @@ class Control(Counts):
         return type("Named", (type(self.anything),), {"__call__": lambda _, *given, **named: self.call(given, named)})()
 
     def call(self, *given: Any, **_: Any) -> Any:
-        encode(given, lambda value: ["n"])  # raises for arguments that are too large with any answer
+        encode(given, lambda value: [])  # raises for arguments that are too large with any answer
         self.asked += 1
         return self.anything
 
@@ -107,19 +107,9 @@ def _anything(control: Control) -> Any:
         own[f"__{name}__"] = method(agrees)
     for name in "setattr setitem delitem delattr exit".split():
         own[f"__{name}__"] = method(lambda self: None)
-    simple = {
-        "len": 1,
-        "int": 1,
-        "index": 1,
-        "hash": 1,
-        "float": 1.0,
-        "bytes": b"1",
-        "str": "1",
-        "repr": "1",
-        "format": "1",
-    }
-    for name, value in simple.items():
-        own[f"__{name}__"] = method(lambda self, value=value: value)  # type: ignore[misc]
+    for value, names in ((1, "len int index hash"), (1.0, "float"), (b"1", "bytes"), ("1", "str repr format")):
+        for name in names.split():
+            own[f"__{name}__"] = method(lambda self, value=value: value)  # type: ignore[misc]
     own["__iter__"] = method(lambda self: iter([self]))
     return type("Anything", (), own)()
 
