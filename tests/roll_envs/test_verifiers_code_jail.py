@@ -64,6 +64,7 @@ def test_a_wrong_answer_is_zero_and_never_no_verdict(box: Sandbox, name: str) ->
         ("table = {}['a']\nassert f(1) == 2", "KeyError"),
         ("class T:\n    v = 3\nassert f(T()) == 3", "hand a T"),
         ("assert f(1)\nassert f([0] * 300_000) == 3", "ValueError"),
+        ("assert f('a' * 5_000_000) == 3", "ValueError"),
         ("f(1)\nfor n in range(30_000):\n    assert n >= 0", "more than 20000 checks"),
         ("from unittest.mock import patch\nwith patch('solution.g'):\n    assert f(1) == 2", "patch"),
         ("import inspect\nassert list(inspect.signature(f).parameters) == ['x'] and f(1) == 2", "signature"),
@@ -321,6 +322,16 @@ ROWS: dict[str, tuple[str, str, Any]] = {
             "prompt": 'from functools import reduce\n\ndef f(x):\n    """The largest."""\n',
             "test": "def check(candidate):\n    assert candidate([1, 2]) == 2",
             "entry_point": "f",
+        },
+    ),
+    "the rest of a complete_prompt": (
+        "    return random.choice([x])",
+        "    return 0",
+        {
+            "complete_prompt": 'import random\ndef task_func(x):\n    """The same."""\n',
+            "test": "import unittest\nclass TestCases(unittest.TestCase):\n"
+            "    def test_one(self):\n        self.assertEqual(task_func(5), 5)",
+            "entry_point": "task_func",
         },
     ),
     "a prompt in a column within a column": (

@@ -163,8 +163,8 @@ class CodeVerifier:
         stdin = test.stdin.encode("utf-8", "surrogatepass")
         # wait_s is for a free slot of the sandbox, before the program's own time begins.
         timeout_s = self.wait_s + self.limits.wall_s + self.limits.compile_s
-        # In UTF-8 a character has at most four bytes.
-        limits = replace(self.limits, output_bytes=max(self.limits.output_bytes, 4 * len(test.output)))
+        most = max(self.limits.output_bytes, 2 * len(test.output.encode("utf-8", "surrogatepass")))
+        limits = replace(self.limits, output_bytes=most)
 
         def run(source: str) -> RunResult:
             program = Program(source=source, language=self.language, stdin=stdin)

@@ -20,9 +20,9 @@ from typing import Any
 from roll_envs.verifiers.code.inside.compare import plain_value, readings
 from roll_envs.verifiers.code.inside.proxies import BINARY, Counts, Fault, Link
 from roll_envs.verifiers.code.inside.reading import ANSWER_MODULES, prepared
-from roll_envs.verifiers.code.inside.values import encode
+from roll_envs.verifiers.code.inside.values import encode, request
 
-MOST_BYTES = 1 << 20
+MOST_BYTES = 2 << 20
 """Of the calls of a batch together; the output of a cell is limited."""
 
 
@@ -50,8 +50,8 @@ class Control(Counts):
         return type("Named", (type(self.anything),), {"__call__": lambda _, *given, **named: self.call(given, named)})()
 
     def call(self, *given: Any, **_: Any) -> Any:
-        encode(given, lambda value: [])  # raises for arguments that are too large with any answer
         self.asked += 1
+        request(encode(given, lambda value: []))  # raises for arguments that are too large with any answer
         return self.anything
 
 

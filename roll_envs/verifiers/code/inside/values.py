@@ -11,13 +11,14 @@ import datetime
 import decimal
 import fractions
 import inspect
+import json
 import keyword
 import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-MOST_VALUES = 250_000
+MOST_VALUES, _MOST_CHARACTERS = 250_000, 4_000_000
 MAX_DEPTH = 90
 CONTENT = (dict, list, set)
 """Of a class derived from one of these, with methods of its own, objects stay with the answer; they equal what they
@@ -81,6 +82,14 @@ def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left:
     if issubclass(kind, type) and value in BUILT_IN.values():
         return ["g", value.__name__]
     return handle(value)
+
+
+def request(message: Any) -> str:
+    """As text. Raises :class:`ValueError` for one that is larger than what the jail of the tests may print."""
+    text = json.dumps(message)
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError("the values are too large to go to the answer")
+    return text
 
 
 def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any:
