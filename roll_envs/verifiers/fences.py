@@ -70,6 +70,6 @@ def code_of(answer: str, language: str = "python", *, defines: bool = False) -> 
     text = _WITHIN.sub(r"\1\n", after_thinking(answer).replace("\r\n", "\n"))
     names = ("", *FENCE_WORDS.get(language, (language,)))
     blocks = [block for block in fences(text)[0] if block.language.lower() in names]
-    blocks = [block for block in blocks if block.language] or blocks
     blocks = [block for block in blocks if defines and _DEFINES.search(block.body)] or blocks
+    blocks = [block for block in blocks if block.language] or blocks
     return blocks[-1].body if blocks else text

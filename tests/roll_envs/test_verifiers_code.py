@@ -408,6 +408,7 @@ def test_an_example_of_its_use_is_not_the_function() -> None:
     assert code_of(answer) == "f(3)\n"
     assert code_of(answer, defines=True) == "def f(x): return 2\n"
     assert code_of("```python\nf = abs\n```", defines=True) == "f = abs\n"
+    assert code_of("```\ndef f(): return 1\n```\n```python\nf()\n```", defines=True) == "def f(): return 1\n"
 
 
 TEXTS, INTS = st.text(max_size=3), st.integers()
