@@ -294,9 +294,8 @@ def _unittest(problem: Problem) -> str:
     return f"import unittest\n\nclass TestCases(unittest.TestCase):\n{tests}"
 
 
-def _apps(problem: Problem) -> Row:
-    inputs, outputs = _stdin(problem)
-    return _program, {"input_output": json.dumps({"inputs": inputs, "outputs": outputs})}
+def _columns(problem: Problem) -> str:
+    return json.dumps(dict(zip(("inputs", "outputs"), _stdin(problem), strict=True)))
 
 
 def _wrapped(problem: Problem) -> Row:
@@ -323,11 +322,6 @@ def _contests(problem: Problem) -> Row:
     return _program, {name: {"input": inputs[s], "output": outputs[s]} for name, s in parts.items()}
 
 
-def _prime(problem: Problem) -> Row:
-    inputs, outputs = _stdin(problem)
-    return _program, json.dumps({"inputs": inputs, "outputs": outputs})
-
-
 def _synthetic(problem: Problem) -> Row:
     return _program, {"language": "python", "test_cases": _single(problem, "stdin_stdout", "type")}
 
@@ -348,14 +342,14 @@ def _leetcode(problem: Problem) -> Row:
 
 
 FORMATS: dict[str, Callable[[Problem], Row]] = {
-    "APPS": _apps,
+    "APPS": lambda p: (_program, {"input_output": _columns(p)}),
     "TACO, functions": _wrapped,
     "LiveCodeBench, functions": _lcb_functional,
     "LiveCodeBench, public and private": _lcb_private,
     "CodeContests": _contests,
     "DeepCoder": lambda p: (_program, json.dumps(_single(p, "stdin_stdout", "type"))),
     "DeepCoder, calls": _deepcoder_calls,
-    "PRIME, Eurus": _prime,
+    "PRIME, Eurus": lambda p: (_program, _columns(p)),
     "SYNTHETIC-1": _synthetic,
     "HumanEval": lambda p: (_function, {"test": _check(_asserts(p, "candidate")), "entry_point": "solve"}),
     "HumanEval+": lambda p: (

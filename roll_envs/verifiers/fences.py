@@ -16,7 +16,10 @@ FENCE_WORDS = {
     "rust": ("rust", "rs"),
     "typescript": ("typescript", "ts"),
 }
-_FENCE = re.compile(r"^[ \t]*(`{3,}+|~{3,}+)([^\n`]*)$", re.MULTILINE)
+_FENCE = re.compile(r"^([ \t]*)(`{3,}+|~{3,}+)([^\n`]*)$", re.MULTILINE)
+_WITHIN = re.compile(r"^([ \t]*[^\s`][^`\n]*+)(?=```[\w+#-]*[ \t]*$)|(?<=```)(?=<)", re.MULTILINE)
+"""Where a fence shares its line with the text before it, or with a tag behind it."""
+_DEFINES = re.compile(r"^[ \t]*(async def|def|class)\b", re.MULTILINE)
 
 
 class Fence(NamedTuple):
@@ -39,28 +42,34 @@ def fences(text: str) -> tuple[list[Fence], str]:
         if opened is None:
             opened = mark
             outside.append(text[at : mark.start()])
-        # As in CommonMark, a closing fence is of the same sign, at least as long as the opening one, and has no name.
-        elif mark[1].startswith(opened[1]) and not mark[2].strip():
-            found.append(Fence(_name_of(opened), text[opened.end() + 1 : mark.start()], True))
+        # As in CommonMark, a closing fence is of the same sign, at least as long as the opening one, has no name and
+        # is not indented four more: that one is in the code.
+        elif mark[2].startswith(opened[2]) and not mark[3].strip() and len(mark[1]) < len(opened[1]) + 4:
+            found.append(_fence(opened, text[opened.end() + 1 : mark.start()], True))
             opened, at = None, mark.end()
     if opened is None:
         outside.append(text[at:])
     else:
-        found.append(Fence(_name_of(opened), text[opened.end() + 1 :], False))
+        found.append(_fence(opened, text[opened.end() + 1 :], False))
     return found, "".join(outside)
 
 
-def _name_of(fence: re.Match[str]) -> str:
-    return fence[2].strip().split(" ")[0].strip("{}.")  # Pandoc writes {.python}
+def _fence(opened: re.Match[str], body: str, closed: bool) -> Fence:
+    """In a list all lines are indented as the fence is. Pandoc writes {.python} as a name."""
+    if opened[1]:
+        body = re.sub(f"^[ \t]{{1,{len(opened[1])}}}", "", body, flags=re.MULTILINE)
+    return Fence(opened[3].strip().split(" ")[0].strip("{}."), body, closed)
 
 
-def code_of(answer: str, language: str = "python") -> str:
+def code_of(answer: str, language: str = "python", *, defines: bool = False) -> str:
     """The last block named after the language, else the last block without a name, else the text after the thoughts.
 
-    A block that is opened and never closed reaches to the end (the answer was cut off).
+    A block that is opened and never closed reaches to the end (the answer was cut off). ``defines``: blocks without a
+    function or class, such as an example of its use, count only where no other has one.
     """
-    text = after_thinking(answer).replace("\r\n", "\n")
+    text = _WITHIN.sub(r"\1\n", after_thinking(answer).replace("\r\n", "\n"))
     names = ("", *FENCE_WORDS.get(language, (language,)))
     blocks = [block for block in fences(text)[0] if block.language.lower() in names]
-    named = [block for block in blocks if block.language]
-    return (named or blocks)[-1].body if blocks else text
+    blocks = [block for block in blocks if defines and _DEFINES.search(block.body)] or blocks
+    blocks = [block for block in blocks if block.language] or blocks
+    return blocks[-1].body if blocks else text

@@ -54,8 +54,8 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     Raises :class:`Refusal` and what :meth:`Pool.run` raises: an infrastructure failure is no verdict.
     """
     form = fill(JudgeForm, data)
-    source = _source_of(form, settings)
     plan = await asyncio.to_thread(_plan_of, form, settings)
+    source = _source_of(form, settings, defines=not plan.runs)
     for name, value, most in (
         ("time_s", form.time_s, settings.max_run_s),
         ("memory_mb", form.memory_mb, settings.max_memory_mb),
@@ -81,11 +81,11 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     return Answer(body, outcome="passed" if passed else "not passed")
 
 
-def _source_of(form: JudgeForm, settings: Settings) -> str:
+def _source_of(form: JudgeForm, settings: Settings, *, defines: bool) -> str:
     if (form.code is None) == (form.answer is None):
         raise Refusal(422, "form", "give either code, a program as it is, or answer, a text with a program in it")
     if form.answer is not None:
-        return code_of(check_code(form.answer, settings, "answer"), form.language)
+        return code_of(check_code(form.answer, settings, "answer"), form.language, defines=defines)
     return check_code(form.code or "", settings).replace("\r\n", "\n")
 
 

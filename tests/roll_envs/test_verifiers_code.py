@@ -389,10 +389,26 @@ def test_code_without_end_is_wrong(plain: PlainSandbox) -> None:
         ("```python\nx = 1", "x = 1"),
         ("<think>```python\nx = 1\n```</think>```python\nx = 2\n```", "x = 2\n"),
         ("```cpp\nint x;\n```", "```cpp\nint x;\n```"),
+        ("1. Code:\n   ```python\n   if x:\n       y = 1\n   ```", "if x:\n    y = 1\n"),
+        ("```python\ndef f():\n    '''\n    ```\n    '''\n```", "def f():\n    '''\n    ```\n    '''\n"),
+        ("Code: ```python\nx = 1\n```", "x = 1\n"),
+        ("<answer>```python\nx = 1\n```</answer>", "x = 1\n"),
+        ("```python\nx = 1```", "x = 1\n"),
+        ("```python\nx = 1\n```<|im_end|>", "x = 1\n"),
+        ("```python\n'''\n```inner```\n'''\n```", "'''\n```inner```\n'''\n"),
     ],
 )
 def test_code_in_an_answer(answer: str, code: str) -> None:
     assert code_of(answer) == code
+
+
+def test_an_example_of_its_use_is_not_the_function() -> None:
+    blocks = ["def f(x): return 1", "def f(x): return 2", "f(3)"]
+    answer = "Better:\n".join(f"```python\n{each}\n```\n" for each in blocks)
+    assert code_of(answer) == "f(3)\n"
+    assert code_of(answer, defines=True) == "def f(x): return 2\n"
+    assert code_of("```python\nf = abs\n```", defines=True) == "f = abs\n"
+    assert code_of("```\ndef f(): return 1\n```\n```python\nf()\n```", defines=True) == "def f(): return 1\n"
 
 
 TEXTS, INTS = st.text(max_size=3), st.integers()

@@ -22,6 +22,7 @@ from roll_envs.sandbox import Language, Limits, RunResult, Sandbox, SandboxSessi
 from roll_envs.verifiers import Failed, Score, make_verifier
 from roll_envs.verifiers.code import session
 from roll_envs.verifiers.code.cases import Unusable, read_plan
+from roll_envs.verifiers.code.inside.reading import prepared
 from roll_envs.verifiers.code.inside.values import encode
 
 
@@ -63,9 +64,14 @@ def test_a_wrong_answer_is_zero_and_never_no_verdict(box: Sandbox, name: str) ->
         ("table = {}['a']\nassert f(1) == 2", "KeyError"),
         ("class T:\n    v = 3\nassert f(T()) == 3", "hand a T"),
         ("assert f(1)\nassert f([0] * 300_000) == 3", "ValueError"),
+        ("assert f('a' * 5_000_000) == 3", "ValueError"),
         ("f(1)\nfor n in range(30_000):\n    assert n >= 0", "more than 20000 checks"),
         ("from unittest.mock import patch\nwith patch('solution.g'):\n    assert f(1) == 2", "patch"),
         ("import inspect\nassert list(inspect.signature(f).parameters) == ['x'] and f(1) == 2", "signature"),
+        ("import io, sys\nsys.stdin = io.StringIO('1')\nassert f(1) == 2", "stdin"),
+        ("import os\nos.environ['A'] = '1'\nassert f(1) == 2", "environ"),
+        ("def test_f(caplog):\n    assert f(1) == 2 and not caplog.text", "caplog"),
+        ("import pytest\nwith pytest.warns(UserWarning):\n    assert f(1) == 2", "warns"),
     ],
 )
 @pytest.mark.parametrize("code", ["def f(x): return x + 1", "def f(x): return 'no'"])
@@ -190,6 +196,7 @@ def f(text):
 LISTS = {"fn_name": "f", "inputs": [[[3, 1]]], "outputs": [[[1, 3]]]}
 STDIN = [{"input": "3\n", "output": "6\n", "testtype": "stdin"}]
 DOUBLE = "print(2 * int(input()))"
+MANY = list(range(10**6, 10**6 + 200_000))
 BESIDE = {"fn_name": "f", "inputs": [["3 5"]], "outputs": ["15"]}
 ROWS: dict[str, tuple[str, str, Any]] = {
     "lists in lists": ("def f(a): return sorted(a)", "def f(a): return a", LISTS),
@@ -209,6 +216,22 @@ ROWS: dict[str, tuple[str, str, Any]] = {
         "class Solution:\n    def f(self, head: Optional[ListNode]): return head.next",
         "class Solution:\n    def f(self, head: Optional[ListNode]): return head",
         {"fn_name": "f", "inputs": ["[1,2,3]"], "outputs": ["[2,3]"]},
+    ),
+    "nodes that are made of a value alone": (
+        "class ListNode:\n    def __init__(self, x): self.val, self.next = x, None\n"
+        "class Solution:\n    def f(self, head: ListNode): return head.next",
+        "class Solution:\n    def f(self, head: ListNode): return head",
+        {"fn_name": "f", "inputs": ["[1,2,3]"], "outputs": ["[2,3]"]},
+    ),
+    "lists of many values": (
+        "class Solution:\n    def f(self, a: List[int]) -> List[int]: return sorted(a)",
+        "class Solution:\n    def f(self, a: List[int]) -> List[int]: return a",
+        {"fn_name": "f", "inputs": [json.dumps(MANY[::-1])], "outputs": [json.dumps(MANY)]},
+    ),
+    "an output of megabytes": (
+        "print('1234567\\n' * int(input()))",
+        "print('1234567\\n' * int(input()) + '1')",
+        {"inputs": ["200000"], "outputs": ["1234567\n" * 200_000]},
     ),
     "no nodes": (
         "class Solution:\n    def f(self, head: Optional[ListNode]) -> Optional[ListNode]: return head",
@@ -301,6 +324,16 @@ ROWS: dict[str, tuple[str, str, Any]] = {
             "entry_point": "f",
         },
     ),
+    "the rest of a complete_prompt": (
+        "    return random.choice([x])",
+        "    return 0",
+        {
+            "complete_prompt": 'import random\ndef task_func(x):\n    """The same."""\n',
+            "test": "import unittest\nclass TestCases(unittest.TestCase):\n"
+            "    def test_one(self):\n        self.assertEqual(task_func(5), 5)",
+            "entry_point": "task_func",
+        },
+    ),
     "a prompt in a column within a column": (
         "def f(x): return double(x)",
         "def f(x): return x",
@@ -339,6 +372,12 @@ ROWS: dict[str, tuple[str, str, Any]] = {
         "def f(x): return x and 1 + f(x - 1)\nprint(f(int(input())))",
         "def f(x): return f(x)\nprint(f(int(input())))",
         {"inputs": ["5000"], "outputs": ["5000"]},
+    ),
+    "calls deeper than the usual stack": (
+        "import functools, sys\nsys.setrecursionlimit(10**6)\n"
+        "@functools.cache\ndef f(x): return x and 1 + f(x - 1)\nprint(f(int(input())))",
+        "import sys\nsys.setrecursionlimit(10**9)\ndef f(x): return max(f(x), 1)\nprint(f(int(input())))",
+        {"inputs": ["30000"], "outputs": ["30000"]},
     ),
     "checker": (
         "print('1 2')",
@@ -396,6 +435,16 @@ def test_a_row_that_is_costly_to_read_holds_up_nobody(text: str) -> None:
     for row in ({"asserts": text}, {"asserts": "assert f(1)", "prompt": text, "entry_point": "f"}):
         read_plan(row)
     assert time.process_time() - started < 0.5  # a literal of this length took 3 s and 700 MB
+
+
+def test_tests_with_long_literals_are_read_quickly() -> None:
+    pairs = [[n, -n] for n in range(50_000)]
+    text = f"inputs = {pairs}\nfor a, b in inputs:\n    assert f(a) == b"
+    started = time.process_time()
+    compile(text, "tests", "exec")
+    once_s = time.process_time() - started
+    assert prepared((text,), "").wanted == {"f"}
+    assert time.process_time() - started < 8 * once_s  # it was 20 times
 
 
 @pytest.mark.parametrize(

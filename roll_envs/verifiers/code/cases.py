@@ -150,7 +150,8 @@ class _Reader:
             if row.get(key) not in (None, "", "stdio", "stdin", "stdout"):
                 raise Unusable(f"{key!r} is {str(row[key])[:100]!r}; only stdin and stdout are judged")
         self._add_tests(row, from_json)
-        plan, entry, prefix, prompt = self.plan, _text(row, "entry_point"), _text(row, "prefix"), row.get("prompt")
+        plan, entry, prefix = self.plan, _text(row, "entry_point"), _text(row, "prefix")
+        prompt = row.get("prompt") or row.get("complete_prompt")
         prompt = prompt if entry and isinstance(prompt, str) and len(prompt) <= _MOST_SOURCE else ""
         prefix = prefix or "\n".join(map(ast.unparse, given_code(prompt, entry)))
         # A column within a column may have had them.

@@ -173,7 +173,8 @@ class Testing:
 
     def _converse(self, sandbox: Sandbox, how: str = "") -> dict[str, Any]:
         keep = self.keep and sandbox is self.tests
-        given = f"{self.plan!r}{how}"
+        # As JSON in a text: a literal of as many values would take its jail seconds to compile.
+        given = f"{json.dumps(self.plan)!r}{how}"
         waiting: Jail | None = None
         with contextlib.suppress(IndexError):
             waiting = _idle[os.getpid()].pop() if keep else None

@@ -11,6 +11,7 @@ import atexit
 import importlib.util
 import inspect
 import re
+import signal
 import sysconfig
 import threading
 import time
@@ -39,6 +40,8 @@ _LACKS = re.compile(
     rb"NameError: name '([A-Za-z]+)' is not defined|RecursionError: maximum|ValueError: Exceeds the limit"
 )
 """How a program ends that takes names for granted, or limits as public judges have them."""
+_OVERFLOW = b"RecursionError: maximum"
+"""In place of what a program says that has raised Python's limit above what its stack holds."""
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _MISSING = re.compile(r"No module named '(\w+)")
 _LIBRARIES = frozenset("numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests".split())
@@ -101,7 +104,7 @@ class CodeVerifier:
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         try:
             plan = read_plan(reference)
-            cases = self.cases(code_of(answer, self.language), plan)
+            cases = self.cases(code_of(answer, self.language, defines=not plan.runs), plan)
         except Unusable as error:
             return Failed(reason=f"the tests cannot be used: {error}")
         except RollError as error:  # infrastructure failures of the sandbox, not errors of the program
@@ -160,14 +163,16 @@ class CodeVerifier:
         stdin = test.stdin.encode("utf-8", "surrogatepass")
         # wait_s is for a free slot of the sandbox, before the program's own time begins.
         timeout_s = self.wait_s + self.limits.wall_s + self.limits.compile_s
+        most = max(self.limits.output_bytes, 2 * len(test.output.encode("utf-8", "surrogatepass")))
+        limits = replace(self.limits, output_bytes=most)
 
         def run(source: str) -> RunResult:
             program = Program(source=source, language=self.language, stdin=stdin)
-            return explained(sandbox.run(program, limits=self.limits, timeout_s=timeout_s))
+            return explained(sandbox.run(program, limits=limits, timeout_s=timeout_s))
 
         result = run(source)
-        lacks = _LACKS.search(result.stderr) if self.language == "python" else None
-        if lacks and hasattr(preamble, (lacks[1] or b"raise_limits").decode()):
+        lacks = _LACKS.search(_OVERFLOW if result.signal == signal.SIGSEGV else result.stderr)
+        if lacks and self.language == "python" and hasattr(preamble, (lacks[1] or b"raise_limits").decode()):
             result = run(_behind(inspect.getsource(preamble) + "\nraise_limits()\n", source))
         if result.compile is not None and not result.compile.ok:
             said = result.compile.stderr[-300:].decode(errors="replace")

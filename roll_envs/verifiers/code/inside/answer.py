@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import functools
 import inspect
 import itertools
 import json
@@ -66,7 +65,7 @@ class Answer:
         fault = self._guarded(self._load).get("fault")
         # Functions defined before an error can still be called.
         self._load_fault = f"{fault['kinds'][0][1]}: {fault['text'][:300]}" if fault else ""
-        self._outbox.put({"value": ["n"]})
+        self._outbox.put({"value": None})
         while True:
             self._outbox.put(self._handled(json.loads(self._inbox.get())))
 
@@ -78,7 +77,7 @@ class Answer:
         self.given = {**below, **vars(builtins)}
         self.space["__builtins__"] = self.given
         exec(compile(self._source, "<answer>", "exec", dont_inherit=True), self.space)
-        return {"value": ["n"]}
+        return {"value": None}
 
     def _handled(self, request: dict[str, Any]) -> dict[str, Any]:
         self._nodes = Nodes({})  # they are copied with calls alone
@@ -97,7 +96,7 @@ class Answer:
                 args = [encode(arg, self._handle) for arg in error.args[:5]]
                 state = {k: encode(v, self._handle) for k, v in list(vars(error).items())[:20]}
             except BaseException:
-                args, state = [["s", text]], {}
+                args, state = [text], {}
             return {"fault": {"kinds": kinds, "text": text, "args": args, "state": state}}
 
     def _do_names(self, names: list[str]) -> dict[str, Any]:
@@ -137,17 +136,16 @@ class Answer:
             value = [] if value is None and re.search("ListNode|TreeNode", kind) else self._nodes_out(value)
         # An argument that the call changed in place goes back too.
         before, now = [*args, *named.values()], [*given, *names.values()]
-        same = [i for i, each in enumerate(now) if each is value and before[i][0] in _CHANGING]
-        after = [self._again(old, new) for old, new in zip(before, now)]  # noqa: B905  node lists keep the length
-        reply = {"value": ["n"], "same": same[0]} if same else {"value": self._encode(value)}
+        changing = [isinstance(data, list) and data[0] in _CHANGING for data in before]
+        same = [i for i, each in enumerate(now) if each is value and changing[i]]
+        after = [self._again(data, new) if may else None for may, data, new in zip(changing, before, now)]  # noqa: B905
+        reply: dict[str, Any] = {"same": same[0]} if same else {"value": self._encode(value)}
         reply["table"] = own.table(self._encode)
         return reply | ({"after": after} if any(after) else {})
 
     def _again(self, old: list[Any], value: Any) -> Any:
-        if old[0] not in _CHANGING:
-            return None
         new = self._encode(value)
-        return new if new != old else None
+        return new if json.dumps(new) != json.dumps(old) else None  # for ``!=`` 1 is True
 
     def _do_op(self, name: str, args: list[Any]) -> dict[str, Any]:
         return {"value": self._encode(_OPERATIONS[name](*map(self._decode, args)))}
@@ -164,7 +162,7 @@ class Answer:
     def _target(self, target: Any) -> Any:
         return self.find(target) if isinstance(target, str) else self._kept[target]
 
-    def _encode(self, value: Any) -> list[Any]:
+    def _encode(self, value: Any) -> Any:
         try:
             return encode(value, self._handle)
         except ValueError:
@@ -238,7 +236,10 @@ class Answer:
         if "ListNode" in kind and ("ist[" in kind or (value and isinstance(value[0], list))):
             return [self._as_node("ListNode", item) for item in value]
         if "ListNode" in kind:
-            return functools.reduce(lambda head, item: self._node("ListNode")(item, head), reversed(value), None)
+            nodes = list(map(self._node("ListNode"), value))  # a class of the answer may take the value alone
+            for node, after in itertools.pairwise([*nodes, None]):
+                node.next = after
+            return nodes[0] if nodes else None
         return self._tree(value) if "TreeNode" in kind else value
 
     def _node(self, name: str) -> Any:

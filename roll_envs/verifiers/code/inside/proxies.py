@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, decode, encode, sync
+from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, decode, encode, request, sync
 
 # Exceptions of the answer keep their class only where no test framework gives it a meaning of its own.
 _TRUSTED_ERRORS = sys.stdlib_module_names - {"unittest", "doctest", "bdb", "pdb", "asyncio"} | {"numpy"}
@@ -81,7 +81,7 @@ class Link(Counts):
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         if self._over:  # each exchange would take time that is over
             raise Fault("skipped", "the time for all tests was over")
-        self._connection.send_bytes(f"ask {json.dumps(message)}".encode())
+        self._connection.send_bytes(b"ask " + request(message).encode())
         return self._read(self._connection.recv_bytes().decode())
 
     def _read(self, message: str) -> dict[str, Any]:
@@ -137,10 +137,12 @@ class Link(Counts):
         self._nodes = Nodes({})  # they are copied with calls alone
         return self.decode(self.ask("op", name, [self.encode(arg) for arg in args]).get("value"))
 
-    def encode(self, value: Any) -> list[Any]:
+    def encode(self, value: Any) -> Any:
         return encode(value, self._handle)
 
     def _handle(self, value: Any) -> list[Any]:
+        if type(value) is types.CoroutineType and value.cr_code is Link._awaited.__code__ and value.cr_frame:
+            value = value.cr_frame.f_locals["coroutine"]
         if isinstance(value, Remote):
             return ["h", target_of(value)]
         if (node := self._nodes.number(value)) is not None:
@@ -263,9 +265,12 @@ class Remote:
             return types.GeneratorType if facts.get("generator") else content
         if name in ("__name__", "__qualname__") and facts.get("calls"):
             return str(facts.get("name"))
-        # Libraries look for such names; the answer's own must not tell them anything.
+        # Libraries look for such names; the answer says at most whether it has one.
         if name.startswith("__") and name.endswith("__") and name not in ("__doc__", "__dict__", "__wrapped__"):
-            raise AttributeError(name)
+            mine = vars(Remote).get(name)
+            if not isinstance(mine, types.FunctionType) or name not in link_of(self).operate("dir", self):
+                raise AttributeError(name)
+            return types.MethodType(mine, self)
         return link_of(self).operate("getattr", self, name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:

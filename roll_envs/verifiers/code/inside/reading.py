@@ -26,6 +26,7 @@ _CONTAINERS = {
 """Classes with which tests compare what functions of the answer return."""
 _SHARED = frozenset(
     "open tempfile shutil subprocess mock patch MagicMock Mock monkeypatch mocker tmp_path tmpdir seed signature "
+    "stdin redirect_stderr environ chdir warns assertWarns assertWarnsRegex deprecated_call recwarn caplog assertLogs "
     "getsource getfullargspec get_type_hints iscoroutinefunction is_dataclass asdict astuple".split()
 )
 """Names by which tests reach into the process or the files of the answer, or look at its code."""
@@ -41,6 +42,7 @@ _NODES = (
     *(ast.arguments, ast.arg, ast.keyword, ast.alias, ast.comprehension, ast.expr, ast.expr_context),
     *(ast.boolop, ast.operator, ast.unaryop, ast.cmpop),
 )
+_DISPLAYS, _LONG = (ast.List, ast.Tuple, ast.Set, ast.Dict), 20
 _NO_BUILT_IN = frozenset("open exec eval compile setattr delattr getattr input globals locals vars exit quit".split())
 _NO_ATTRIBUTE = frozenset("random seterr seterrcall set_printoptions save load fromfile tofile setdefault".split())
 
@@ -84,6 +86,8 @@ class Code(NamedTuple):
     """Names that are bound where an exception is handled."""
     shares: str
     """The name by which they change files or modules that the answer is meant to see."""
+    data: Data
+    """Their long literals, as ``_data_``."""
 
 
 @functools.lru_cache(32)  # a row is often judged with several answers, one after the other
@@ -98,14 +102,15 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
         except (SyntaxError, ValueError, RecursionError) as error:
             raise OwnFault(f"the test code cannot be compiled: {error}") from None
     body = [n for n in body if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
-    tree = ast.Module(body=body, type_ignores=[])
+    tree, data = ast.Module(body=body, type_ignores=[]), Data()
+    data.visit(tree)
     imported = take_imports(tree) | ({"candidate": entry} if entry else {})
     nodes = list(ast.walk(tree))
     stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     shares = next((name for name in map(_name_of, nodes) if name in _SHARED - stored), "")
     handlers = [each for node in nodes if isinstance(node, ast.ExceptHandler) for each in ast.walk(node)]
     caught = frozenset(n.id for n in handlers if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    names = free_names(ast.unparse(tree), {*imported, "candidate", "__file__"})
+    names = free_names(ast.unparse(tree), {*imported, "candidate", "__file__", "_data_"})
     wanted = {*(source for source in imported.values() if source != "*"), *names}
     builtin = {name for name in wanted if hasattr(builtins, name)}
     if entry or wanted - builtin:
@@ -133,7 +138,31 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
         shared=shared,
         caught=caught,
         shares=shares,
+        data=data,
     )
+
+
+class Data(ast.NodeTransformer):
+    """Takes long literals out of the tests: to look at each part of one would take much longer than to make it."""
+
+    def __init__(self) -> None:
+        self._codes: list[types.CodeType] = []
+
+    def __getitem__(self, number: int) -> Any:
+        return eval(self._codes[number])
+
+    def visit(self, node: Any) -> Any:
+        if len([*getattr(node, "elts", ()), *getattr(node, "values", ())]) < _LONG or not _is_data(node):
+            return self.generic_visit(node)
+        self._codes.append(compile(ast.Expression(node), "<tests>", "eval"))
+        return ast.copy_location(ast.parse(f"_data_[{len(self._codes) - 1}]", mode="eval").body, node)
+
+
+def _is_data(node: Any) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.operand, ast.Constant)
+    parts = [*getattr(node, "elts", ()), *getattr(node, "keys", ()), *getattr(node, "values", ())]
+    return isinstance(node, ast.Constant) or (isinstance(node, _DISPLAYS) and all(map(_is_data, parts)))
 
 
 def _helpers(text: str, entry: str) -> list[ast.stmt]:

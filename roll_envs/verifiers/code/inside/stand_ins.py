@@ -20,9 +20,9 @@ from typing import Any
 from roll_envs.verifiers.code.inside.compare import plain_value, readings
 from roll_envs.verifiers.code.inside.proxies import BINARY, Counts, Fault, Link
 from roll_envs.verifiers.code.inside.reading import ANSWER_MODULES, prepared
-from roll_envs.verifiers.code.inside.values import encode
+from roll_envs.verifiers.code.inside.values import encode, request
 
-MOST_BYTES = 1 << 20
+MOST_BYTES = 2 << 20
 """Of the calls of a batch together; the output of a cell is limited."""
 
 
@@ -50,8 +50,8 @@ class Control(Counts):
         return type("Named", (type(self.anything),), {"__call__": lambda _, *given, **named: self.call(given, named)})()
 
     def call(self, *given: Any, **_: Any) -> Any:
-        encode(given, lambda value: ["n"])  # raises for arguments that are too large with any answer
         self.asked += 1
+        request(encode(given, lambda value: []))  # raises for arguments that are too large with any answer
         return self.anything
 
 
@@ -107,19 +107,9 @@ def _anything(control: Control) -> Any:
         own[f"__{name}__"] = method(agrees)
     for name in "setattr setitem delitem delattr exit".split():
         own[f"__{name}__"] = method(lambda self: None)
-    simple = {
-        "len": 1,
-        "int": 1,
-        "index": 1,
-        "hash": 1,
-        "float": 1.0,
-        "bytes": b"1",
-        "str": "1",
-        "repr": "1",
-        "format": "1",
-    }
-    for name, value in simple.items():
-        own[f"__{name}__"] = method(lambda self, value=value: value)  # type: ignore[misc]
+    for value, names in ((1, "len int index hash"), (1.0, "float"), (b"1", "bytes"), ("1", "str repr format")):
+        for name in names.split():
+            own[f"__{name}__"] = method(lambda self, value=value: value)  # type: ignore[misc]
     own["__iter__"] = method(lambda self: iter([self]))
     return type("Anything", (), own)()
 

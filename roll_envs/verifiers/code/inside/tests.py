@@ -24,7 +24,7 @@ from roll_envs.verifiers.code.inside.compare import expected, plain_value, readi
 from roll_envs.verifiers.code.inside.proxies import Fault, Link, Unusable, is_from_answer
 from roll_envs.verifiers.code.inside.pytest_run import run_tests
 from roll_envs.verifiers.code.inside.reading import OwnFault, prepared
-from roll_envs.verifiers.code.inside.stand_ins import Beside, Control, Diverged, Recorder, Replay, is_simple
+from roll_envs.verifiers.code.inside.stand_ins import MOST_BYTES, Beside, Control, Diverged, Recorder, Replay, is_simple
 from roll_envs.verifiers.code.inside.values import NODES
 
 _MOST_CHECKS = 20_000
@@ -45,10 +45,11 @@ class Template:
         sys.set_int_max_str_digits(50_000)
         self._say(identity, "ready ")
 
-    def start(self, identity: str, plan: dict[str, Any], *, live: bool = False, **how: Any) -> None:
+    def start(self, identity: str, told: str, *, live: bool = False, **how: Any) -> None:
         """Run the tests of a plan, in place of those before; ``how``: see :func:`_link`. ``live``: call by call."""
         self._end()
-        requests = [] if live or how else _requests(plan)
+        plan: dict[str, Any] = json.loads(told)
+        requests = [] if live or how or len(told) > MOST_BYTES else _requests(plan)
         if requests:
             self._recorded = plan, requests
             self._say(identity, "batch " + SEPARATOR.join(requests))
@@ -259,7 +260,7 @@ class Tests:
         if any("allclose" in text for text in self._plan["asserts"]):
             with contextlib.suppress(ImportError):
                 _close_as_tests_mean()
-        space["__judge__"] = self
+        space |= {"__judge__": self, "_data_": code.data}
         exec(code.code, space)
         if code.tested:
             run_tests(module, self.outcome)

@@ -1,6 +1,7 @@
 """Plain values as JSON and back, in both jails; classes of the answer are never recreated where tests run.
 
 Only exact types keep their class: a subclass of a plain type arrives as the plain type, any other object as a handle.
+What JSON has is written as it is, everything else as a list that begins with a tag.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import datetime
 import decimal
 import fractions
 import inspect
+import json
 import keyword
 import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-MOST_VALUES = 200_000
+MOST_VALUES, _MOST_CHARACTERS = 250_000, 4_000_000
 MAX_DEPTH = 90
 CONTENT = (dict, list, set)
 """Of a class derived from one of these, with methods of its own, objects stay with the answer; they equal what they
@@ -29,18 +31,25 @@ BUILT_IN = {
 }
 
 
-def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left: list[int] | None = None) -> list[Any]:
+def _is_native(value: Any) -> bool:
+    return type(value) in _NATIVE and (type(value) is not int or -_WORD < value < _WORD)
+
+
+def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left: list[int] | None = None) -> Any:
     """The value as JSON; ``handle`` writes what is not plain. Raises :class:`ValueError` for one too deep or large."""
     left = [MOST_VALUES] if left is None else left
-    left[0] -= 1
-    if depth > MAX_DEPTH or left[0] < 0:
-        raise ValueError("the value is too deep or too large to come out")
     kind = type(value)
+    if _is_native(value):
+        return value
     if kind in _BY_KIND:
         return [_BY_KIND[kind].tag, *_BY_KIND[kind].write(value)]
 
     def items(values: Any) -> list[Any]:
-        return [encode(item, handle, depth + 1, left) for item in values]
+        values = list(values)
+        left[0] -= len(values)
+        if depth > MAX_DEPTH or left[0] < 0:
+            raise ValueError("the value is too deep or too large to come out")
+        return [item if _is_native(item) else encode(item, handle, depth + 1, left) for item in values]
 
     if kind.__module__ == "answer" and issubclass(kind, CONTENT) and _has_methods(kind):
         return handle(value)  # "class LRUCache(OrderedDict)"
@@ -75,8 +84,18 @@ def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left:
     return handle(value)
 
 
+def request(message: Any) -> str:
+    """As text. Raises :class:`ValueError` for one that is larger than what the jail of the tests may print."""
+    text = json.dumps(message)
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError("the values are too large to go to the answer")
+    return text
+
+
 def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any:
     """The value that :func:`encode` wrote. Raises :class:`ValueError` and its like for anything else."""
+    if type(data) in _NATIVE:
+        return data
     if depth > MAX_DEPTH + 10 or not isinstance(data, list) or not data or not isinstance(data[0], str):
         raise ValueError("not a value in the agreed form")
     tag, *rest = data
@@ -84,7 +103,7 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
     def items(values: Any) -> list[Any]:
         if not isinstance(values, list):
             raise ValueError("not a list of values")
-        return [decode(item, handle, depth + 1) for item in values]
+        return [item if type(item) in _NATIVE else decode(item, handle, depth + 1) for item in values]
 
     if tag in _READERS:
         return _READERS[tag](*rest)
@@ -197,10 +216,9 @@ def _from_hex(*parts: str) -> list[int]:
     return [int(part, 16) for part in parts]
 
 
+_NATIVE, _WORD = (type(None), bool, int, float, str), 1 << 63
 # Hexadecimal: exact, and without Python's limit on the decimal digits of an int.
 _FORMS = (
-    _Form("n", type(None), lambda value: [], lambda: None),
-    _Form("b", bool, lambda value: [int(value)], bool),
     _Form("i", int, lambda value: [hex(int.__add__(value, 0))], lambda text: int(text, 16), True),
     _Form("f", float, lambda value: [float.hex(float.__add__(value, 0.0))], float.fromhex, True),
     _Form("c", complex, lambda value: [float.hex(value.real), float.hex(value.imag)],
