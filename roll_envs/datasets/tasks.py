@@ -152,6 +152,7 @@ def _arrow(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _csv(path: Path) -> Iterator[Mapping[str, Any]]:
     with _open(path) as file:
+        csv.field_size_limit(2**31 - 1)  # a trace of thoughts may be longer than the 131,072 characters before
         reader = csv.DictReader(file, strict=True, delimiter="\t" if ".tsv" in path.suffixes else ",")
         try:
             for row in reader:
@@ -241,7 +242,7 @@ _REFERENCES = (
     "target",
     "output",
 )
-_PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+_PLACE = re.compile(r"\{([^{}]+)\}")
 
 
 class Fields(Settings):
@@ -324,7 +325,14 @@ def _nested(value: Any) -> Any:
 
 def _prompt(row: Mapping[str, Any], number: int, template: str | None) -> str:
     if template is not None:
-        return _PLACE.sub(lambda place: _text(_need(row, place[1], number)), template)
+        # What is no name, and none of a field, is a text in braces: \\boxed{1}.
+        names = [n for n in _PLACE.findall(template) if re.fullmatch(r"[A-Za-z_][\w.]*", n) or _find(row, n)[0]]
+        if not names:
+            raise ConfigError(
+                f"prompt={template!r} has no field in braces; row {number} has {', '.join(map(repr, row))}"
+            )
+        texts = {name: _text(_need(row, name, number)) for name in names}
+        return _PLACE.sub(lambda place: texts.get(place[1], place[0]), template)
     name = next((n for n in _PROMPTS if row.get(n) is not None), None)
     if name is None:
         raise ConfigError(
