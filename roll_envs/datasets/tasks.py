@@ -124,30 +124,26 @@ def _parsed(text: str, path: Path, where: str) -> Any:
         raise ConfigError(f"{path}{where} is no JSON: {error}") from None
 
 
-def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        from pyarrow import parquet  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    except ImportError as error:
-        raise MissingExtraError(f"reading {path.name}", "data") from error
-    try:
-        yield from parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's errors derive from these
-        raise ConfigError(f"{path} is no Parquet file: {error}") from error
-
-
-def _arrow(path: Path) -> Iterator[Mapping[str, Any]]:
+def _table(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of a Parquet or Arrow file."""
     try:
         import pyarrow  # type: ignore[import-untyped,import-not-found,unused-ignore]
-        from pyarrow import ipc
+        from pyarrow import ipc, parquet
     except ImportError as error:
         raise MissingExtraError(f"reading {path.name}", "data") from error
-    with open(path, "rb") as file:
-        begun = file.read(6)
-    try:  # the form of files, or that of streams, which Hugging Face's datasets write
-        reader = (ipc.open_file if begun == b"ARROW1" else ipc.open_stream)(pyarrow.memory_map(str(path)))
-        yield from reader.read_all().to_pylist()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no Arrow file: {error}") from error
+    kind = path.suffix[1:].capitalize()
+    try:
+        if kind == "Parquet":
+            table = parquet.read_table(path)
+        else:
+            with open(path, "rb") as file:
+                begun = file.read(6)
+            # The form of files, or that of streams, which Hugging Face's datasets write.
+            reader = (ipc.open_file if begun == b"ARROW1" else ipc.open_stream)(pyarrow.memory_map(str(path)))
+            table = reader.read_all()
+        yield from table.to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's errors derive from these
+        raise ConfigError(f"{path} is no {kind} file: {error}") from error
 
 
 def _csv(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -170,8 +166,8 @@ _READERS = {
     ".json": _json,
     ".csv": _csv,
     ".tsv": _csv,
-    ".parquet": _parquet,
-    ".arrow": _arrow,
+    ".parquet": _table,
+    ".arrow": _table,
 }
 _BINARY = (".parquet", ".arrow")
 
