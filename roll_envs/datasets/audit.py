@@ -14,6 +14,7 @@ from roll_envs.datasets.env import DatasetEnv, DatasetSettings
 from roll_envs.datasets.tasks import DataTask
 from roll_envs.errors import ConfigError
 from roll_envs.verifiers import Failed
+from roll_envs.verifiers.matching import texts_of
 from roll_envs.verifiers.mathematics.final import is_sentence
 
 __all__ = ["AUDITED", "NEEDED_SHARE", "Audit", "Finding", "audit", "refuse_unreadable"]
@@ -71,17 +72,20 @@ def audit(env: DatasetEnv, *, most: int | None = None) -> Audit:
 
 def _unreadable(env: DatasetEnv, task: DataTask) -> str:
     """Why a reference is not right by itself; empty when it is. Of several that will do, each must be."""
-    several = isinstance(task.reference, list | tuple) and env.verifier_of(task) != "choice"
-    for reference in task.reference if several and len(task.reference) else [task.reference]:
-        said = str(reference)
-        if env.verifier_of(task) == "choice" and not isinstance(reference, str):
-            said = _letter(reference)
+    name, reference = env.verifier_of(task), task.reference
+    if name == "choice":
+        answers: tuple[str, ...] | str = (reference if isinstance(reference, str) else _letter(reference),)
+    else:
+        answers = texts_of(reference, listed=name in ("math", "em", "f1"))
+    if isinstance(answers, str):
+        return answers
+    for said in answers:
         verdict = env.judge_task(task, said)
         if isinstance(verdict, Failed):
             return verdict.reason
         if not verdict.passed:
             return verdict.detail or "it is not right by itself"
-        if env.verifier_of(task) == "math":
+        if name == "math":
             # Equal texts are right unread, so another answer shows whether the reference can be graded.
             other = env.judge_task(task, _OTHER_ANSWER)
             if isinstance(other, Failed):

@@ -124,34 +124,31 @@ def _parsed(text: str, path: Path, where: str) -> Any:
         raise ConfigError(f"{path}{where} is no JSON: {error}") from None
 
 
-def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        from pyarrow import parquet  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    except ImportError as error:
-        raise MissingExtraError(f"reading {path.name}", "data") from error
-    try:
-        yield from parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's errors derive from these
-        raise ConfigError(f"{path} is no Parquet file: {error}") from error
-
-
-def _arrow(path: Path) -> Iterator[Mapping[str, Any]]:
+def _table(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of a Parquet or Arrow file."""
     try:
         import pyarrow  # type: ignore[import-untyped,import-not-found,unused-ignore]
-        from pyarrow import ipc
+        from pyarrow import ipc, parquet
     except ImportError as error:
         raise MissingExtraError(f"reading {path.name}", "data") from error
-    with open(path, "rb") as file:
-        begun = file.read(6)
-    try:  # the form of files, or that of streams, which Hugging Face's datasets write
-        reader = (ipc.open_file if begun == b"ARROW1" else ipc.open_stream)(pyarrow.memory_map(str(path)))
-        yield from reader.read_all().to_pylist()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no Arrow file: {error}") from error
+    kind = path.suffix[1:].capitalize()
+    try:
+        if kind == "Parquet":
+            table = parquet.read_table(path)
+        else:
+            with open(path, "rb") as file:
+                begun = file.read(6)
+            # The form of files, or that of streams, which Hugging Face's datasets write.
+            reader = (ipc.open_file if begun == b"ARROW1" else ipc.open_stream)(pyarrow.memory_map(str(path)))
+            table = reader.read_all()
+        yield from table.to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's errors derive from these
+        raise ConfigError(f"{path} is no {kind} file: {error}") from error
 
 
 def _csv(path: Path) -> Iterator[Mapping[str, Any]]:
     with _open(path) as file:
+        csv.field_size_limit(2**31 - 1)  # a trace of thoughts may be longer than the 131,072 characters before
         reader = csv.DictReader(file, strict=True, delimiter="\t" if ".tsv" in path.suffixes else ",")
         try:
             for row in reader:
@@ -169,8 +166,8 @@ _READERS = {
     ".json": _json,
     ".csv": _csv,
     ".tsv": _csv,
-    ".parquet": _parquet,
-    ".arrow": _arrow,
+    ".parquet": _table,
+    ".arrow": _table,
 }
 _BINARY = (".parquet", ".arrow")
 
@@ -241,7 +238,7 @@ _REFERENCES = (
     "target",
     "output",
 )
-_PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+_PLACE = re.compile(r"\{([^{}]+)\}")
 
 
 class Fields(Settings):
@@ -324,7 +321,14 @@ def _nested(value: Any) -> Any:
 
 def _prompt(row: Mapping[str, Any], number: int, template: str | None) -> str:
     if template is not None:
-        return _PLACE.sub(lambda place: _text(_need(row, place[1], number)), template)
+        # What is no name, and none of a field, is a text in braces: \\boxed{1}.
+        names = [n for n in _PLACE.findall(template) if re.fullmatch(r"[A-Za-z_][\w.]*", n) or _find(row, n)[0]]
+        if not names:
+            raise ConfigError(
+                f"prompt={template!r} has no field in braces; row {number} has {', '.join(map(repr, row))}"
+            )
+        texts = {name: _text(_need(row, name, number)) for name in names}
+        return _PLACE.sub(lambda place: texts.get(place[1], place[0]), template)
     name = next((n for n in _PROMPTS if row.get(n) is not None), None)
     if name is None:
         raise ConfigError(

@@ -83,8 +83,8 @@ def snippet(text: str, query: str, chars: int) -> str:
     # A little of the text before the first word found, and a full snippet at the end of the document.
     begin = max(0, min(start - chars // 8, len(flat) - chars))
     if begin:
-        begin = flat.find(" ", begin) + 1 or begin
+        begin = flat.find(" ", begin, start) + 1 or begin
     end = min(len(flat), begin + chars)
     if end < len(flat):
-        end = max(flat.rfind(" ", begin, end), begin + 1)
+        end = max(flat.rfind(" ", begin + chars // 2, end), 0) or end
     return ("... " if begin else "") + flat[begin:end] + (" ..." if end < len(flat) else "")

@@ -1,8 +1,9 @@
 """A full-text index over JSON lines: BM25 in numpy, saved as one file beside the corpus, equal on every host.
 
 A line is an object with ``text`` and, where wanted, ``id`` (default: its number) and ``title`` (searched as well).
-Words are runs of letters and digits, folded for case and form (NFKC); there is no stemming and no stop list, so that
-any language is searched alike. Score of a document over the distinct words of a query (k1 = 1.2, b = 0.75)::
+Words are runs of letters and digits, folded for case and form (NFKC), and single characters of Chinese and Japanese;
+there is no stemming and no stop list, so that any language is searched alike. Score of a document over the distinct
+words of a query (k1 = 1.2, b = 0.75)::
 
     sum of  log(1 + (N - n + 0.5) / (n + 0.5)) * f * (k1 + 1) / (f + k1 * (1 - b + b * length / mean length))
 
@@ -32,9 +33,11 @@ import numpy.typing as npt
 from roll_envs.errors import ConfigError
 
 K1, B = 1.2, 0.75
-FORMAT = 1
+FORMAT = 2
 
-WORD = re.compile(r"[^\W_]+")
+# Chinese and Japanese have no spaces between words.
+_ALONE = "\u3040-\u30ff\u3400-\u9fff"
+WORD = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
 _CACHED = 8
 _lock = threading.Lock()
 

@@ -58,6 +58,9 @@ NESTED: list[dict[str, Any]] = [
     {"prompt": None, "question": "c", "answer": float("nan"), "solution": "\\boxed{7}"},
     {"question": "c", "solution": ["We count them one by one."], "final_answer": ["$7$"]},
     {"problem": "c", "generated_solution": "We count.", "expected_answer": "7"},
+    {"prompt": "c", "reward_model": {"style": "rule", "ground_truth": '["7", "x=7"]'}},
+    {"problem": "c", "answer": [["7"], ["x=7"]]},
+    {"problem": "c", "answer": "\\textbf{(B)}\\ 7"},
 ]
 
 
@@ -92,6 +95,15 @@ def test_byte_order_marks_and_other_encodings(tmp_path: Path, name: str, text: s
 @pytest.mark.parametrize("bad", BAD)
 def test_a_reference_that_cannot_be_graded_is_named(bad: Any) -> None:
     assert found_in([*ROWS, {"question": "e", "answer": bad}]) == [4]
+
+
+def test_fields_by_their_names_in_braces() -> None:
+    rows = [{"The Question": "2+2?", "0": {"value": "four"}, "answer": "4"}]
+    env = DatasetEnv(DatasetSettings(rows=rows, verifier="math", prompt="{The Question} {0.value}: \\boxed{1}, {2 x}"))
+    assert env.tasks[0].prompt == "2+2? four: \\boxed{1}, {2 x}"
+    for prompt in ("answer", "{2 x}"):
+        with pytest.raises(ConfigError, match="has no field in braces; row 0 has 'The Question', '0', 'answer'"):
+            DatasetEnv(DatasetSettings(rows=rows, verifier="math", prompt=prompt))
 
 
 def test_choices() -> None:
@@ -153,6 +165,8 @@ def test_csv(tmp_path: Path) -> None:
     path.write_text('question,answer\n"1+1, say",2\nx,"#### 3"\n', encoding="utf-8")
     assert found_in(read_rows(path)) == []
     assert read_rows(path)[0] == {"question": "1+1, say", "answer": "2"}
+    path.write_text(f"question,answer,trace\na,1,{'x' * 200_000}\n", encoding="utf-8")
+    assert len(read_rows(path)[0]["trace"]) == 200_000
     path.write_text("question,answer\na\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"rows\.csv:2 has not the 2 columns"):
         read_rows(path)

@@ -102,6 +102,7 @@ def test_a_bad_corpus_is_told(tmp_path: Path, content: str, says: str) -> None:
 
 def test_words() -> None:
     assert words_of_text("Größe, 2nd_try ﬁne!") == ["grösse", "2nd", "try", "fine"]
+    assert words_of_text("東京タワー。Tokyo2020") == [*"東京タワー", "tokyo2020"]
 
 
 def test_a_snippet_shows_where_the_words_are() -> None:
@@ -113,6 +114,9 @@ def test_a_snippet_shows_where_the_words_are() -> None:
     assert len(found) <= 90
     assert snippet("a  short\ntext", "x", 80) == "a short text"
     assert snippet("word " * 50, "absent", 40).startswith("word word")
+    found = snippet("あ" * 500 + "東京は首都です。" + "い" * 500 + " end" * 20, "東京", 80)
+    assert "東京は首都です" in found
+    assert len(found) == 88
 
 
 def test_the_tool(corpus: Path) -> None:

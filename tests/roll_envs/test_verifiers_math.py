@@ -77,6 +77,12 @@ def test_pairs_that_need_a_box_around_the_answer(math: Any, gold: str, answer: s
     assert not judged(math, f"\\boxed{{{answer.replace('1', '7').replace('4', '5').replace('2', '5')}}}", gold)
 
 
+def test_what_stands_behind_a_number_in_a_box(math: Any) -> None:
+    assert judged(math, r"\boxed{5 (\text{cm})}", r"5\text{ cm}")
+    for gold, answer in (("15", "15 percent less"), ("20", "20 of 30"), (r"5\text{ cm}", r"5 (\text{mm})")):
+        assert not judged(math, f"\\boxed{{{answer}}}", gold), answer
+
+
 def test_every_reference_of_the_pairs_is_its_own_answer(math: Any) -> None:
     assert [gold for _, gold, _ in PAIRS if not judged(math, f"\\boxed{{{gold}}}", gold)] == []
 
@@ -98,6 +104,8 @@ def test_several_references(math: Any) -> None:
     assert judged(math, "0.5", ["7", "\\frac12"])
     assert not judged(math, "0.6", ["7", "\\frac12"])
     assert judged(math, "the answer is 7", 7)
+    assert judged(math, "0.5", '["7", "\\\\frac12"]')  # as JSON in a text, in Skywork-OR1
+    assert not judged(math, "0.6", '["7", "\\\\frac12"]')
     assert judged(math, "7/2", 3.5)
     assert judged(math, "\\boxed{4}", "so \\boxed{4}")
 

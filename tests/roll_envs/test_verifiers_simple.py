@@ -175,6 +175,8 @@ def test_squad() -> None:
     assert squad_f1("the", "a") == 1.0
     assert squad_f1("", "cat") == 0.0
     f1 = make_verifier("f1", threshold=0.5)
+    for name, right in (("em", True), ("f1", True), ("exact", False)):  # a list in a text, as in PopQA
+        assert make_verifier(name)("politician", '["leader", "politician"]').passed is right
     verdict = f1("a quick brown fox", ["nothing", "the brown fox jumps high"])
     assert isinstance(verdict, Score)
     assert (verdict.passed, verdict.parts["em"]) == (True, 0.0)

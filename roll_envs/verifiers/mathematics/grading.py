@@ -123,16 +123,19 @@ def same(gold: Node, said: Node) -> bool:
     if isinstance(gold, Matrix) and isinstance(said, Matrix):
         return [*map(len, gold.rows)] == [*map(len, said.rows)] and _in_order(gold.items, said.items)
     if isinstance(gold, Group) and isinstance(said, Expression):
-        return gold.brackets == "{}" and len(gold.items) == 1 and same(gold.items[0], said)
+        return _one_value(gold) and all(same(one, said) for one in gold.items)
     if isinstance(gold, Expression) and isinstance(said, Group):
-        # "3/2, or 1.5 hours": each has the value.
-        one_value = said.either or (said.brackets == "{}" and len(said.items) == 1)
-        return one_value and all(same(gold, one) for one in said.items)
+        return _one_value(said) and all(same(gold, one) for one in said.items)
     if isinstance(gold, Matrix | Group) and isinstance(said, Matrix | Group):
         return _is_vector(gold) and _is_vector(said) and _in_order(gold.items, said.items)
     if isinstance(gold, Matrix | Expression) and isinstance(said, Matrix | Expression):
         return symbols.equal(_algebra(gold), _algebra(said))
     return False
+
+
+def _one_value(group: Group) -> bool:
+    """Whether it may stand for one value: the only element of a set, or each of "3/2, or 1.5 hours"."""
+    return group.either or (group.brackets == "{}" and len(group.items) == 1)
 
 
 _SYNONYMS = {
@@ -241,8 +244,9 @@ def _same_groups(gold: Group, said: Group) -> bool:
     """Points and intervals entry by entry; sets and lists without brackets in any order."""
     kinds = {gold.brackets, said.brackets}
     if not kinds <= {"", "{}"}:
-        # A list without brackets may be a point.
-        return (len(kinds) == 1 or kinds == {"", "()"}) and _in_order(gold.items, said.items)
+        # A list without brackets may be a point, and three numbers are no interval.
+        point = kinds <= {"", "()", *(("[]",) if len(gold.items) > 2 else ())}
+        return (len(kinds) == 1 or point) and _in_order(gold.items, said.items)
     wanted, given = list(gold.items), list(said.items)
     if kinds == {"{}"}:
         # In a set an element counts once.

@@ -90,11 +90,13 @@ _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _JOIN = re.compile(r"\\text\s*\{\s*(?:,\s*)?(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])")
 _COMPARISON = re.compile(r"[<>≤≥≠]")
 # What stands in {x ∈ ℝ | x > 3}.
-_BUILT = re.compile(r"(?s)\s*(?:[A-Za-z]|\\[a-z]+)\s*(?:(?:∈[^|]*)?\||(?:∈[^:]*)?:)(.*[<>≤≥≠].*)")
-_MEMBER = re.compile(r"([A-Za-z]\w*|\\[a-z]+)\s*∈\s*")
+_BUILT = re.compile(
+    r"(?s)\s*(?:[A-Za-z]|\\[a-z]+)\s*(?:(?:∈[^|]*)?\||(?:∈[^:]*)?:)(.*[<>≤≥≠].*?)(?:(?:,|\\text\s*\{\s*and\b|and\b)[^,]*∈[^,]*)?"
+)
+_MEMBER = re.compile(r"([A-Za-z]\w*|\([a-z, ]+\)|\\[a-z]+)\s*∈\s*")
 _COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NO_UNIT = frozenset(
-    "or and plus minus times divided over half halves third thirds quarter quarters squared cubed root mod modulo to "
+    "or and plus minus divided percent over half halves third thirds quarter quarters squared cubed root mod modulo to "
     "not negative factorial below above power choose fifths sixths sevenths eighths ninths tenths hundredths "
     "thousandths millionths billionths".split()
 )
@@ -111,7 +113,7 @@ _TAIL_TEXT = re.compile(
 _TAIL_WORD = re.compile(
     r"(°[CF]?|(?<![^\W\d_])(?<![\\°])[^\W\d_]+|[¢€£¥₹¤])\.?(\s*\^\s*(?:\{\s*[+-]?\d\s*\}|[+-]?\d))?\s*$"
 )
-_TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\bper)\s*$")
+_TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\b(?:per|of))\s*$")
 _TIME = re.compile(
     r"(\d{1,2})(?=:|[^:]*[ap]\.?\s?m)(?::(\d\d))?(?:\s*(?:\\text\s*\{)?\s*([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
 )
@@ -120,7 +122,7 @@ _CONDITIONS = (
     # "f(x) = x for all x" says no more than "f(x) = x".
     (r"(?<==)(.*?)[\s,;(]*(?:\\text\s*\{[\s,(]*for (?:all|every|any|each)\b|\\forall(?![a-z])).*", r"\1"),
     # "(k ∈ ℤ)", "where k ∈ ℤ" and "where k is an integer" become ", k ∈ ℤ".
-    (r"[\s,;]*\(\s*([A-Za-z]\s*∈[^()]*)\)$", r", \1"),
+    (r"[\s,;]*\(\s*([A-Za-z]\s*[∈<>≤≥≠][^()]*)\)$", r", \1"),
     (r"[\s,;]*\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*(?=[A-Za-z]\s*∈)", ", "),
     (
         r"[\s,;]*\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*([A-Za-z])\s*\\text\s*\{[a-z ]*integers?\s*\}$",
@@ -140,8 +142,11 @@ _CONDITIONS = (
         r"^([A-Za-z])\s*\\equiv\s*(-?\d+)\s*(?:,|\\text\s*\{\s*(?:or|and)\s*\})\s*(-?\d+)\s*(\(?\s*(?:\\text\{)?\\?b?mod.*)$",
         r"\1\\equiv \2\4, \1\\equiv \3\4",
     ),
-    # In a function, "x ∈ ℝ" says no more.
-    (r"^(.*\(([a-z])\)\s*=[^,;]*?)[\s,;]*\2\s*∈.*$", r"\1"),
+    # In a function, "x ∈ ℝ" says no more; nor does "n ≥ 1" in a sequence.
+    (r"^(.*[(_]\{?([a-z])[)}]?\s*=[^,;]*?)[\s,;]*(?:\2\s*∈|n\s*≥).*$", r"\1"),
+    # A point with its name, "P(2, 3)", and a column, "(2, 3)^T".
+    (r"^([A-Z](?:_\{?\d\}?)?)\s*(\([^()=]*,[^()=]*\))$", r"\1=\2"),
+    (r"^([\[(][^\[\](),]*,[^\[\]()]*[\])])\s*\^\s*\{?\s*(?:T|\\top)\s*\}?$", r"\1"),
 )
 """Patterns of conditions and of other notations, and how the readers below find them, in order."""
 _RESIDUE = re.compile(
@@ -277,7 +282,7 @@ def _single_group(text: str, depth: int) -> list[Node]:
         return []
     inner = text[1:-1].strip()
     several = len(split(inner)) > 1
-    if text[0] == "⦃" or (text[0] == "{" and several):
+    if text[0] == "⦃" or (text[0] == "{" and (several or _BUILT.fullmatch(inner))):
         return _set(inner, depth)
     return [] if several else read(inner, depth + 1)
 

@@ -17,7 +17,8 @@ _SIGNS: dict[int, str] = str.maketrans({
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ",
     "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "≠": "≠", "≦": "≤", "≧": "≥", "⩽": "≤", "⩾": "≥",
     "⟨": "(", "⟩": ")", "∠": r"\angle ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "º": "°",
-    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "’": "'", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "％": "%",
+    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "’": "'", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "、": ",",
+    "。": ".", "或": " or ", "和": " and ", **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)},
 })  # fmt: skip
 
 _COMMANDS = {
@@ -38,7 +39,7 @@ _COMMANDS = {
 
 _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])")
 _BEFORE_COMMANDS = (
-    (r"(?<=\d)\{,\}(?=\d{3})", ","),
+    (r"(?<=\d)(?:\s?\{,\s?\}|,\\!)\s*(?=\d{3})", ","),
     (r"(?<=\d)\{:\}(?=\d)", ":"),
     (r"\\\{", "⦃"),
     (r"\\\}", "⦄"),
@@ -60,7 +61,7 @@ _AFTER_COMMANDS = (
     (r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,6})(?![\w.])", r"\1\\cdot 10^{\2}"),
     (r"\*\*", "^"),
     (r"(?i)(?<![A-Za-z\\])(?:infinity|infty|oo)(?![A-Za-z])", r"\\infty "),
-    (r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"(?<![A-Za-z])\\?sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"(?<![A-Za-z\\])sqrt\s*(\d+|[A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
     (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
     (r"(?<![A-Za-z\\])(sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan)(?=[\s(\d^_])", r"\\\1"),
@@ -73,8 +74,8 @@ _AFTER_COMMANDS = (
     (r"\\frac\s*(\\pi)\s*(\d)", r"\\frac{\1}{\2}"),
     (r"\\sqrt\s*(\d|[A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
     # The whole of a repeating decimal, units in a fraction or with an exponent, what introduces an answer.
-    (r"\\dot\s*\{?(\d)\}?", r"\\overline{\1}"),
-    (r"\.(\d)\1{2,}+\s*(?:\\[lc]?dots|\.\.\.|…)", r".\\overline{\1}"),
+    (r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?", r"\\overline{\1\2\3}"),
+    (r"\.(\d*?)(\d)\2{2,}+\s*(?:\\[lc]?dots|\.\.\.|…)", r".\1\\overline{\2}"),
     (r"\\frac\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}", r"\\text{\1/\2}"),
     (r"(\\text\s*\{[^{}]*)\^\{([+-]?\d)\}", r"\1^\2"),
     (r"°\s*\\text\s*\{\s*([CF])\s*\}", r"°\1"),
@@ -83,12 +84,17 @@ _AFTER_COMMANDS = (
     (r"^\s*Rs\.?\s*(?=\d)", "₹"),
     (r"^\s*R¤", MONEY),
     (r"(?i)(?<=\d)\s*([ap])\.\s?m\b", r" \1m"),
-    (r"(?<=\d)(?:st|nd|rd|th)$", ""),
+    (r"(?<=\d)\s*(?:\^\s*)?\{?(?:\\text\s*\{)?(?:st|nd|rd|th)\}*$", ""),
     (r"(?<!:)\b(\d{1,2})\s+o'clock", r"\1:00"),
     (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
     (r"(?<=\d)\s+remainder\s+(?=\d)", " R "),
     (r"^\s*(\d+)\s*(?:\bto\b|\\text\s*\{\s*to\s*\})\s*(\d+)\s*$", r"\1:\2"),
-    (r"^\s*(?:(?:=|≈|\\approx(?![a-z]))\s*|\\text\s*\{[^{}]*(?::|\bis)\s*\}\s*(?=[^\s}]))", ""),
+    (r"(?<=\d)\s*\((\\text\s*\{[^()]*)\)$", r" \1"),
+    (r"\\mu\s*\\text\s*\{\s*", r"\\text{µ"),
+    (
+        r"^\s*(?:(?:=|≈|\\approx(?![a-z])|(?:\\text\s*\{\s*)?(?:about|approximately)\b[\s}]*)\s*|\\text\s*\{[^{}]*(?::|\bis)\s*\}\s*(?=[^\s}]))",
+        "",
+    ),
     (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
     (r"(?:\\text\s*\{\s*)?all real(?:s| numbers) except(?: for)?\s*\}?\s*(?:[a-z]\s*=\s*)?([^{},=]+)$", r"ℝ∖⦃\1⦄"),
     (r"\\pmod\s*\{?\s*(\d+)\s*\}?", r"\\bmod \1"),
@@ -121,6 +127,9 @@ def tidy(text: str) -> str:
     number = re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text)
     number = in_digits(re.sub(r"(?i)^(?:an? )?(?=(?:half|third|quarter)$)", "one ", number))
     text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?: (?:hundred|thousand|[mb]illion))?", number) else text
+    options = re.sub(r"\\text|\band\b|[\s{}(),;]", "", text)
+    if re.fullmatch("[A-H]{2,}|[①-⑨]{2,}", options):  # "A, C, and D" chooses what "ACD" does
+        return options
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import re
 import threading
 from collections.abc import Mapping
@@ -75,13 +76,13 @@ class MathVerifier:
         return shared_pool(self._settings)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        wanted = texts_of(reference)
+        wanted = texts_of(reference, listed=True)
         if isinstance(wanted, str):
             return Failed(reason=wanted)
         found = final_expression(answer, require_boxed=self.require_boxed)
         readable = found if len(found) <= self.max_chars else ""
         failure, ungraded = None, ""
-        for text in wanted:
+        for text in itertools.chain.from_iterable(map(_accepted, wanted)):
             verdict = self._one(tidy(for_reference(readable, text)), text)
             if isinstance(verdict, Failed):
                 failure = failure or verdict
@@ -184,6 +185,16 @@ class MathVerifier:
         if outcome.status != "unavailable" and not outcome.hurried:
             self._checked.keep(gold, why)
         return why
+
+
+@functools.lru_cache(maxsize=4096)
+def _accepted(reference: str) -> tuple[str, ...]:
+    r"""A reference; of ``\textbf{(C)}\ 72`` its value and its letter, of ``\frac{1}{3} \approx 0.333`` both sides."""
+    text = reference_expression(reference)
+    value = for_reference(text, "")
+    if value == text:
+        return (reference,)
+    return value, for_reference(text, "0.5") if "≈" in tidy(text) else text.removesuffix(value).rstrip("\\~: ")
 
 
 def _about(reference: str, why: str) -> str:
