@@ -69,7 +69,7 @@ def nothing_is_left_running() -> Iterator[None]:
     torch.set_num_threads(threads)
     until = time.monotonic() + 5
     left = set(threading.enumerate()) - before
-    while [t for t in left if t.is_alive() and "tensorboard" not in t.name.lower()] and time.monotonic() < until:
+    while [t for t in left if t.is_alive()] and time.monotonic() < until:
         time.sleep(0.01)
     assert not [t.name for t in left if t.is_alive() and t.name.startswith(("hf-engine", "episode"))]
 
