@@ -32,7 +32,6 @@ from trainer.run.memory_items import (
     Item,
     engine_items,
     gib,
-    has_critic,
     learner_items,
 )
 
@@ -78,12 +77,12 @@ class MemoryPlan:
         )
 
     def check(self) -> list[str]:
-        """Warnings for what may not fit. Raises :class:`ConfigError` for what cannot."""
+        """Warnings about what may not fit. Raises :class:`ConfigError` for what cannot."""
         problems = {device: self.problem(device) for device in self.items}
         hopeless = [p for device, p in problems.items() if p and self.peak(device)[1] > DOUBT * self.free[device]]
         if hopeless:
             raise ConfigError("not enough memory; nothing was loaded.\n" + "\n".join(hopeless))
-        return [problem for problem in problems.values() if problem]
+        return [f"This may not fit. {problem}" for problem in problems.values() if problem]
 
 
 def free_memory(device: str) -> float:
@@ -156,7 +155,7 @@ def _between_steps(config: RunConfig, item: Item, where: str) -> list[Item]:
     """What is on a device always, for a learner that leaves it between steps: in the phases of a step alone."""
     if where == "cpu" or item.when != ALWAYS or not leaves_devices(config):
         return [item]
-    phases = (BACKWARD, STEP, CRITIC_BACKWARD, CRITIC_STEP) if has_critic(config) else (BACKWARD, STEP)
+    phases = (BACKWARD, STEP, CRITIC_BACKWARD, CRITIC_STEP) if not config.without("critic") else (BACKWARD, STEP)
     return [item._replace(when=phase) for phase in phases]
 
 
