@@ -248,7 +248,7 @@ def read_model_config(folder: Path) -> Any:
     """The Hugging Face configuration of the model in ``folder``. Raises :class:`ConfigError` where it cannot be read,
     or is of no causal language model of text alone."""
     try:
-        found: Any = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        found: Any = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # files of others, read by a library that raises many kinds of errors
         raise ConfigError(f"model.path: cannot read '{folder}/config.json' ({error})") from error
     if type(found) not in MODEL_FOR_CAUSAL_LM_MAPPING or found.get_text_config() is not found:
