@@ -566,6 +566,8 @@ def test_ranks_of_this_machine_take_their_memory_each() -> None:
         item for item in plan(device="cuda").items["cuda"] if item.owner == "learner"
     ]
     assert sum(item.bytes for item in gpu.items["cpu"]) == (2 + 1) * 4 * numbers
+    for backend, drivers_too in (("torch", set()), ("fsdp2", {"driver"})):  # which cuts a copy
+        assert {i.owner for i in plan(f"learner.backend={backend}").items["cpu"]} == {"learner", "engine", *drivers_too}
     elsewhere = plan("cluster=ray")
     assert {item.owner for item in elsewhere.items["cpu"]} == {"driver", "engine"}
 

@@ -114,6 +114,7 @@ def unread(config: RunConfig) -> dict[str, str]:
         ("loss", ["kl_estimator", "kl_unbiased"], not loss.kl_coef, "loss.kl_coef is 0"),
         ("optimizer", ["lr_min_share"], optimizer.lr_schedule == "constant", "lr_schedule is constant"),
         ("optimizer", ["lr_decay_share"], optimizer.lr_schedule != "wsd", "lr_schedule is not wsd"),
+        ("optimizer", ["decay_embeddings"], not getattr(optimizer, "weight_decay", 0), "weight_decay is 0"),
         ("learner", ["lora_alpha", "lora_targets"], not getattr(learner, "lora_rank", 0), "lora_rank is 0"),
         ("placement.learner", _OF_RANKS, one_process, "the learner is in the trainer's process"),
         *((name, type(getattr(config, name)).model_fields, True, why) for name, why in _idle(config).items()),

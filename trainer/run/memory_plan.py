@@ -17,7 +17,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from roll_envs.errors import ConfigError
 from trainer.cluster.seats import leaves_devices, place, placed_engine, this_machine
 from trainer.config import AdvantageConfig, LossConfig, RunConfig
-from trainer.config.parts import ENGINES, part_settings
+from trainer.config.parts import BACKENDS, ENGINES, part_settings
 from trainer.engines.preflight import RemoteSettings
 from trainer.model.network import choose_device
 from trainer.run.counted import count
@@ -231,7 +231,8 @@ def _phase_plan(
             dropped = item.what.endswith("gradients")  # when the learner leaves
             if where != "cpu" and here and leaves_devices(config) and item.when == ALWAYS and not dropped:
                 items["cpu"].append(item._replace(what=f"{item.what}, between steps", when=SAMPLING))
-    if here != 1:
+    # In one process, too, what is cut is a copy.
+    if here != 1 or (config.placement.learner.ranks == 1 and BACKENDS.find(config.learner.backend).cuts):
         items["cpu"].append(Item("driver", "weights in float32", 4 * counted.numbers))
     if free is None:
         free = {device: free_memory(device) for device in {*items, learner, engine, "cpu"}}
