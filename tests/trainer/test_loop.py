@@ -694,7 +694,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path, number
     done = max(r["step"] for r in read_metrics(path, "train"))
     assert load_checkpoint(path).progress["steps"] == done
     text = (path / "config.yaml").read_text()
-    (path / "config.yaml").write_text(text.replace("every: 0", "every: 1"))
+    (path / "config.yaml").write_text(text.replace("  every: 0", "  every: 1"))
     go_on(path)
     assert_same_curve(whole[0], path)
 
