@@ -752,7 +752,7 @@ def test_a_second_interrupt_does_not_save_half_a_step(
     assert path is not None
     assert load_checkpoint(path).progress["steps"] == 0
     text = (path / "config.yaml").read_text()
-    (path / "config.yaml").write_text(text.replace("every: 0", "every: 1"))
+    (path / "config.yaml").write_text(text.replace("  every: 0", "  every: 1"))
     go_on(path)
     assert_same_curve(whole[0], path)
 
@@ -802,7 +802,7 @@ def test_an_interrupt_while_collecting(whole: Whole, tmp_path: Path, monkeypatch
     saved = load_checkpoint(path)
     assert (saved.progress["steps"], saved.cursor, saved.progress["in_flight"]) == (1, 6, [3, 4, 5])
     text = (path / "config.yaml").read_text()
-    (path / "config.yaml").write_text(text.replace("every: 0", "every: 1"))
+    (path / "config.yaml").write_text(text.replace("  every: 0", "  every: 1"))
     go_on(path)
     assert_same_curve(whole[0], path)
 
