@@ -46,6 +46,8 @@ CASES = {
     "fsdp2": Case("backend: fsdp2"),
     "fsdp2-bfloat16": Case("backend: fsdp2, precision: bfloat16"),
     "fsdp2-checkpointed": Case("backend: fsdp2, gradient_checkpointing: true", tokens=1024),
+    "fsdp2-lora": Case("backend: fsdp2, lora_rank: 8"),
+    "fsdp2-lora-bfloat16": Case("backend: fsdp2, lora_rank: 8, precision: bfloat16"),
     "fsdp2-context": Case("backend: fsdp2, context_parallel: 2", tokens=1024),
     "zero1": Case("backend: deepspeed, stage: 1"),
     "zero2": Case("backend: deepspeed, stage: 2"),

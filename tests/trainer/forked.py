@@ -23,7 +23,7 @@ __all__ = ["Forked", "chosen_names", "roll_train"]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["trainer.cli", "trainer.run.loop", "transformers.models.llama.modeling_llama", "matplotlib.pyplot",
-     "torch.utils.tensorboard", "torch.distributed"]
+     "tensorboard.summary.writer.record_writer", "torch.distributed"]
 )  # fmt: skip
 
 

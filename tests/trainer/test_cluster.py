@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,6 +90,27 @@ def test_an_address_that_cannot_be_checked_is_refused(address: str) -> None:
     config = parse_config(RUN, ["rollout.manager=ray", f"rollout.ray.address='{address}'"]).rollout
     with pytest.raises(ConfigError, match=f"address is '{address}'; allowed: host:port .*6379"):
         check_manager(config)
+
+
+def test_the_loss_of_a_cluster_s_head_interrupts_what_can_save(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray = pytest.importorskip("ray", reason="needs the optional part 'ray'")
+    monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.01)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: interrupts.append(number))
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as head:
+            watch = threading.Thread(target=ray_cluster._watch, args=(f"127.0.0.1:{head.getsockname()[1]}",))
+            watch.start()
+            time.sleep(0.3)
+            assert not interrupts
+        watch.join(10)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert interrupts == [signal.SIGTERM]
+    assert "does not answer: the run is saved and ends" in capsys.readouterr().err
 
 
 def test_what_is_no_cluster_is_told_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from vllm_engines import ask, blank_model, check, connect, made_environment, mis
 from roll_envs.errors import ConfigError, EngineError
 from roll_envs.types import Completion, SamplingParams
 from trainer.config import EngineConfig
-from trainer.config.load import load_config
+from trainer.config.load import dump_config, load_config
 from trainer.engines import ENGINES, make_engine, remote, server, transfer
 from trainer.engines.hf import HFEngine
 from trainer.engines.preflight import addresses
@@ -563,6 +563,18 @@ def test_an_evaluation_without_a_run_takes_temperature_and_seed(tmp_path: Path) 
     asked = [each for each in api.requests if each["temperature"] != 1.0]  # all but the greetings
     assert {each["temperature"] for each in asked} == {0.3}
     assert len({each["seed"] for each in asked}) > 2
+
+
+def test_what_an_engine_lacks_is_said_before_an_evaluation_loads_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None
+) -> None:
+    path, _ = run(tmp_path, steps=0, evaluation={"tasks": 2})
+    wrong = load_config(path / "config.yaml", ["engine.name=vllm", f"engine.venv={tmp_path}", "model.head_width=32"])
+    (path / "config.yaml").write_text(dump_config(wrong))
+    monkeypatch.setattr("trainer.run.evaluate.Session", None)
+    for evaluate in (lambda: evaluate_config(wrong), lambda: evaluate_run(path)):
+        with pytest.raises(ConfigError, match="engine 'vllm': it is not in"):
+            evaluate()
 
 
 def test_a_run_is_evaluated_at_the_temperature_that_is_asked_for(

@@ -12,6 +12,8 @@ import pytest
 import torch
 from episode_builders import batches_of, counted
 from forked import Forked, chosen_names
+from loop_runs import run
+from safetensors.torch import load_file
 from test_learner import some_rows
 from tiny import tiny_model
 from torch import distributed
@@ -29,6 +31,7 @@ from trainer.learner.gradients import Ranks
 from trainer.learner.steps import skeleton_of
 from trainer.model.context import check_heads
 from trainer.model.forward import load_weights
+from trainer.run.folder import read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -390,3 +393,14 @@ def test_offload_is_of_all_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_offload_needs_cuda() -> None:
     with pytest.raises(ConfigError, match=r"learner\.cpu_offload needs CUDA"):
         learner_of("fsdp2", Scene({"cpu_offload": True}), Ranks())
+
+
+def test_a_run_in_one_process_is_that_of_torch(tmp_path: Path, no_pictures: None) -> None:
+    found = []
+    for backend in ("torch", "fsdp2"):
+        path, _ = run(tmp_path / backend, steps=2, learner={"backend": backend})
+        metrics = [(each["loss/total"], each["learner/grad_norm"]) for each in read_metrics(path, "train")]
+        found.append((metrics, load_file(path / "model" / "model.safetensors")))
+    (plain, weights), (sharded, others) = found
+    assert np.allclose(plain, sharded, rtol=1e-4, atol=1e-6)
+    assert all(torch.allclose(weight, others[name], atol=1e-5) for name, weight in weights.items())

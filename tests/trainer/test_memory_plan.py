@@ -345,7 +345,7 @@ def test_a_small_part_of_the_memory_is_a_line_and_a_large_one_a_table() -> None:
         found = plan(gib=gib)
         Report(Console(file=out, width=120)).print_memory(found, ["much"])
         assert ("optimiser state" in out.getvalue()) == table
-        assert "This may not fit. much" in out.getvalue()
+        assert "\nmuch\n" in out.getvalue()
 
 
 def test_a_model_that_is_built_here_is_planned_too() -> None:
@@ -358,15 +358,25 @@ def test_only_ranks_that_put_layers_together_take_memory_for_it() -> None:
     counted = count(config(), MODEL)
     zero = ("learner.backend=deepspeed", "learner.stage=3")
     for backend in (("learner.backend=fsdp2",), zero):
-        found = size(plan("placement.learner.ranks=2", *backend, device="cuda"), "weights of two layers", "cuda")
-        assert found == pytest.approx(2 * counted.weights / 3)
+        found = size(plan("placement.learner.ranks=2", *backend, device="cuda"), "weights outside of layers", "cuda")
+        assert found == pytest.approx(4 * (counted.outer + 2 * (counted.numbers - counted.outer) / 3))
     for cut in ("tensor_parallel", "pipeline_parallel"):
         given = ("placement.learner.ranks=2", "learner.backend=megatron", f"learner.{cut}=2")
         items = plan(*given, device="cuda").items["cuda"]
-        assert "weights of two layers, put together" not in [item.what for item in items]
+        assert "weights outside of layers, and of two layers, put together" not in [item.what for item in items]
         # The first stage has the embedding, which is the head too, beside half of the layers.
         held = counted.numbers + (counted.head if cut == "pipeline_parallel" else 0)
         assert size(plan(*given, device="cuda"), "weights", "cuda") == 4 * held / 2
+
+
+def test_shards_of_trained_weights_are_their_own_masters_and_adapters_stand_in_the_one_network() -> None:
+    numbers, more = count(config(), MODEL).numbers, ("learner.backend=fsdp2", "placement.learner.ranks=2")
+    for precision, bytes_of in (("float32", 4), ("bfloat16", 2)):
+        for rank, frozen in ((0, 0), (2, numbers)):
+            given = (*more, f"learner.lora_rank={rank}", f"learner.precision={precision}")
+            held = {i.what: i.bytes for i in plan(*given, device="cuda").items["cuda"] if i.owner == "learner"}
+            of_weights = held.get("weights", 0) + held.get("float32 copies of weights", 0)
+            assert of_weights == (bytes_of * frozen + 4 * count(config(*given), MODEL).trained) / 2
 
 
 def test_what_is_offloaded_is_in_the_memory_of_the_processor() -> None:
@@ -447,9 +457,10 @@ def test_the_critic_s_passes_are_counted_in_float32_and_in_a_phase_of_their_own(
 
 
 def test_a_critic_in_shards_puts_layers_together_and_one_that_leaves_its_device_is_in_its_phases() -> None:
-    body = count(config(), MODEL).body
+    counted = count(config(), MODEL)
+    body, together = counted.body, counted.head + 2 * (counted.body - counted.head) / 3
     shards = plan(*CRITIC, "placement.learner.ranks=2", "learner.backend=fsdp2", device="cuda")
-    assert size(shards, "critic: weights of two layers", "cuda") == pytest.approx(2 * 4 * body / 3)
+    assert size(shards, "critic: weights outside of layers", "cuda") == pytest.approx(4 * together)
     assert size(shards, "critic: sums of the optimiser", "cuda") == 4 * body / 2
     found = plan(*CRITIC, "learner.offload=between_steps", device="cuda")
     weights = [item for item in found.items["cuda"] if item.what == "critic: weights"]
@@ -555,6 +566,8 @@ def test_ranks_of_this_machine_take_their_memory_each() -> None:
         item for item in plan(device="cuda").items["cuda"] if item.owner == "learner"
     ]
     assert sum(item.bytes for item in gpu.items["cpu"]) == (2 + 1) * 4 * numbers
+    for backend, drivers_too in (("torch", set()), ("fsdp2", {"driver"})):  # which cuts a copy
+        assert {i.owner for i in plan(f"learner.backend={backend}").items["cpu"]} == {"learner", "engine", *drivers_too}
     elsewhere = plan("cluster=ray")
     assert {item.owner for item in elsewhere.items["cpu"]} == {"driver", "engine"}
 
@@ -578,4 +591,5 @@ def test_the_plan_of_a_rank_is_the_published_one_and_near_what_was_measured() ->
         phases = (ALWAYS, BACKWARD, STEP, *((CRITIC_BACKWARD, CRITIC_STEP) if case.critic else ()))
         for when, (planned, measured) in zip(phases, rows[name], strict=True):
             assert round(found[when] / 2**20) == int(planned), (name, when)
-            assert int(planned) == pytest.approx(int(measured), rel=0.15), (name, when)
+            # Of little, what a process has beside it is a large part.
+            assert int(planned) == pytest.approx(int(measured), rel=0.15, abs=45), (name, when)

@@ -129,7 +129,7 @@ def test_the_built_in_engine_can_have_another_gpu() -> None:
         ("learner: {ranks: 4}", "colocated: false", r"engine\.colocated False: 1 GPUs are needed beside the 4"),
         ("rollout: {devices: [1]}", "gpus: '1'", r"rollout\.devices \[1\] and engine\.gpus '1' say the same thing"),
         ("rollout: {devices: [1]}", "url: 'http://127.0.0.1:1'", r"run elsewhere \(engine\.url\).*; leave it out"),
-        ("reference: {device: [1]}", "", r"reference\.device \[1\]: reward\.kl_coef and loss\.kl_coef are 0"),
+        ("reference: {device: [1]}", "", r"reference\.device \[1\]: loss\.kl_coef and reward\.kl_coef are 0"),
         ("critic: {device: cpu}", "", r"critic\.device 'cpu': advantage\.name 'grpo' needs no critic"),
         ("rollout: {cpus: 2}", "replicas: 2", r"rollout\.cpus 2: engine 'vllm' starts no server that computes on proc"),
     ],

@@ -76,7 +76,7 @@ def test_explain_says_where_each_setting_is_from() -> None:
     assert "arXiv:2503.14476" in shown
     assert "(R_i - mean_g) / (std_g + eps)" in shown
     assert ("tau_positive", "1") not in rows, "which DAPO's loss does not read"
-    assert "critic: not used (grpo needs no values)" in shown
+    assert "critic: not used (advantage.name 'grpo' needs no critic)" in shown
 
 
 def test_explain_shows_what_is_different_for_an_entry_of_a_mix() -> None:

@@ -17,9 +17,11 @@ from roll_envs.errors import MissingExtraError, RollError
 from roll_envs.testing import CounterEnv
 from roll_envs.types import Outcome, Trajectory
 from trainer.config import EnvConfig, EvaluationConfig, ModelConfig, RolloutConfig, RunConfig, WarmStartConfig
+from trainer.config.load import load_config
 from trainer.rollout.records import episode_board, episode_headline, episode_text
 from trainer.run import plot, report
 from trainer.run.evaluate import PhaseResult, phase_result, summary
+from trainer.run.explain import unread
 from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run, plot_runs, read_curve
 from trainer.run.report import Report, duration_words, estimate_parameters, planned_phases
@@ -107,6 +109,24 @@ def test_the_plan_is_printed_with_what_matters() -> None:
     shown.print_plan(CONFIG, folder="runs/lake", parameters=12345)
     text = out.getvalue()
     for words in ("roll/FrozenLake-v0 (size=4)", "12,345 parameters", "runs/lake", "40 steps", "5,120"):
+        assert words in text
+
+
+def test_the_plan_names_settings_that_nothing_reads() -> None:
+    tree = Path(__file__).parents[2]
+    for path in tree.glob("configs/**/*.yaml"):
+        assert not unread(load_config(path)), path
+    idle = ["critic.lr=1", "loss.kl_estimator=k1", "learner.lora_alpha=3", "placement.learner.restarts=4"]
+    shown, out = printer()
+    shown.print_plan(load_config(tree / "configs/frozenlake_tiny.yaml", [*idle, "warm_start.steps=0"]))
+    text = " ".join(out.getvalue().split())
+    for words in (
+        "warm_start.lr (warm_start.steps is 0)",
+        "critic.lr (advantage.name 'gigpo' needs no critic)",
+        "loss.kl_estimator (loss.kl_coef is 0)",
+        "learner.lora_alpha",
+        "placement.learner.restarts",
+    ):
         assert words in text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -89,9 +90,12 @@ def test_the_first_weights_follow_from_the_seed_alone() -> None:
     assert not torch.equal(first(1), first(2))
 
 
-@pytest.mark.parametrize("damage", ["no folder", "config", "tokenizer", "weights", "template"])
-def test_a_folder_that_cannot_be_loaded_is_an_error_of_the_configuration(tmp_path: Path, damage: str) -> None:
-    folder = tmp_path / "model"
+@pytest.mark.parametrize("damage", ["no folder", "config", "tokenizer", "weights", "template", "layer", "code"])
+def test_a_folder_that_cannot_be_loaded_is_an_error_of_the_configuration(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked = tmp_path / "model", list[str]()
+    monkeypatch.setattr("builtins.input", asked.append)
     if damage != "no folder":
         save_model(build_model(ModelConfig(hidden_size=16, layers=1, heads=2), CounterEnv(), 3), folder)
     if damage == "config":
@@ -102,5 +106,14 @@ def test_a_folder_that_cannot_be_loaded_is_an_error_of_the_configuration(tmp_pat
         (folder / "model.safetensors").write_bytes(b"short")
     if damage == "template":
         (folder / "chat_template.jinja").unlink()
-    with pytest.raises(ConfigError, match=r"model\.path"):
+    changes = {
+        "layer": {"num_hidden_layers": 2},
+        "code": {"model_type": "ours", "auto_map": {"AutoConfig": "ours.Ours"}},
+    }
+    if damage in changes:
+        written = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**written, **changes[damage]}))
+    lacks = r" lack 9 of the tensors .*\(model\.layers\.1\." if damage == "layer" else ""
+    with pytest.raises(ConfigError, match=rf"model\.path{':.*' if lacks else ''}{lacks}"):
         load_model(folder)
+    assert not asked, "whether to run the folder's code"

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from roll_envs.errors import ConfigError, MissingExtraError
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0
 """Longest wait until what listens at the address of a cluster says that it is one."""
+_LOOK_S, _MISSES = 3.0, 4
+"""How often it is looked whether the head of a cluster is there, and how often in a row it is not when it is lost."""
 _OBJECT_STORE_BYTES = 100 << 20
 """Of a cluster that is started here: messages are small."""
 
@@ -99,7 +102,29 @@ def connect(wish: ClusterWish) -> bool:
         if isinstance(error, ConnectionError):
             raise _no_cluster(wish, str(error)) from error
         raise ConfigError(f"{wish.section}: Ray did not start ({type(error).__name__}: {error})") from error
+    threading.Thread(target=_watch, args=(ray.get_runtime_context().gcs_address,), daemon=True).start()
     return True
+
+
+def _watch(address: str) -> None:
+    """Interrupt this process where the head of its cluster is lost, as long as what it has can be saved: Ray itself
+    ends it a minute later, at once."""
+    import ray
+
+    host, _, port = address.rpartition(":")
+    missed = 0
+    while missed < _MISSES:
+        time.sleep(_LOOK_S)
+        if not ray.is_initialized():
+            return
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+            missed = 0
+        except OSError:
+            missed += 1
+    if callable(signal.getsignal(signal.SIGTERM)):  # one who saves
+        print(f"The head of the Ray cluster, {address}, does not answer: the run is saved and ends.", file=sys.stderr)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager

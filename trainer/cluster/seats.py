@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll_envs.errors import ConfigError
-from trainer.config import EngineConfig, RunConfig
-from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
+from trainer.config import EngineConfig, RoleName, RunConfig
+from trainer.config.parts import ENGINES, part_settings
 from trainer.engines import HFSettings
 from trainer.engines.judges import judge_settings
 from trainer.engines.preflight import RemoteSettings
@@ -279,17 +279,15 @@ def _sleepers(
     return tuple(i for i, gpus in enumerate(rollout) if unknown or set(gpus) & set(learner))
 
 
-def _beside(config: RunConfig, name: str, learner: tuple[int, ...], machine: Machine) -> tuple[int, ...] | None:
+def _beside(config: RunConfig, name: RoleName, learner: tuple[int, ...], machine: Machine) -> tuple[int, ...] | None:
     """The GPUs of the reference or the critic."""
     device = getattr(config.placement, name).device
     if device is None:
         return None
     key = f"placement.{name}.device {_shown(device)}"
     lora = bool(getattr(config.learner, "lora_rank", 0))
-    if name == "critic" and not ESTIMATORS.find(config.advantage.name).needs_values:
-        raise ConfigError(f"{key}: advantage.name {config.advantage.name!r} needs no critic; leave it out")
-    if name == "reference" and not (config.reward.kl_coef or config.loss.kl_coef):
-        raise ConfigError(f"{key}: reward.kl_coef and loss.kl_coef are 0, so that there is no reference; leave it out")
+    if why := config.without(name):
+        raise ConfigError(f"{key}: {why}; leave it out")
     of_policy = config.backend_of("reference") == config.learner.backend
     if name == "reference" and lora and of_policy and not config.reference.refresh_every:
         raise ConfigError(

@@ -26,6 +26,7 @@ from trainer.config.algorithm import (
     RewardConfig,
     Section,
     Share,
+    changed,
     correction_problems,
 )
 from trainer.config.environments import (
@@ -38,7 +39,7 @@ from trainer.config.environments import (
     checked_template,
 )
 from trainer.config.judges import JudgeConfig, JudgeName
-from trainer.config.parts import BACKENDS, OPTIMIZERS
+from trainer.config.parts import BACKENDS, ESTIMATORS, OPTIMIZERS
 from trainer.config.placement import ROLES, LearnerPlacement, PlacementConfig, RoleName, placement_problems
 
 __all__ = [
@@ -512,6 +513,13 @@ class RunConfig(Section):
         name = self.warm_start.optimizer
         return self.optimizer if name is None else self.optimizer.model_copy(update={"name": name})
 
+    def without(self, role: RoleName) -> str:
+        """Why training has no reference, or no critic; "" where it has one."""
+        if role == "reference":
+            return "" if self.reward.kl_coef or self.loss.kl_coef else "loss.kl_coef and reward.kl_coef are 0"
+        name = self.advantage.name
+        return "" if ESTIMATORS.find(name).needs_values else f"advantage.name {name!r} needs no critic"
+
     def backend_of(self, role: RoleName) -> str:
         """The learner backend that the reference or the critic is in."""
         return getattr(self, role).backend or self.learner.backend
@@ -520,9 +528,15 @@ class RunConfig(Section):
         problems = []
         offloads = getattr(self.learner, "offload", "never") == "between_steps"  # a setting that some backends have
         for name, backend in roles.items():
-            if backend == self.learner.backend:
-                continue
+            section = getattr(self, name)
             try:
+                problems += [
+                    f"{name}.{key} is {getattr(section, key)!r}, but {self.without(name)}; leave it out"
+                    for key in changed(section, {"backend", "refresh_every"} & type(section).model_fields.keys())
+                    if self.without(name)
+                ]
+                if backend == self.learner.backend:
+                    continue
                 BACKENDS.find(backend)
             except RollError as error:
                 problems.append(f"{name}.backend: {error}")

@@ -156,6 +156,9 @@ class Shares:
     """Tokens of a micro-batch that are run at once."""
     gathers: bool = True
     """Whether a rank that holds a share of the weights puts those of a layer together to run it."""
+    rounds: bool = False
+    """Whether trained weights are held in float32 alone, of which what is put together is rounded, and adapters stand
+    in the one network that there is."""
     stages: int = 1
     """Of a pipeline: the first and the last have the embedding and the head whole, or their shares of matrices."""
     flat: bool = False
@@ -427,7 +430,7 @@ def _make_fsdp2(model: LanguageModel, **arguments: Any) -> Learner:
 def _shares_of_shards(settings: FSDP2Settings, ranks: int) -> Shares:
     share, tokens = 1 / ranks, 1 / settings.context_parallel
     in_cpu = frozenset(["weights", "gradients", "optimizer"] * settings.cpu_offload)
-    return Shares(weights=share, gradients=share, optimizer=share, tokens=tokens, in_cpu=in_cpu)
+    return Shares(weights=share, gradients=share, optimizer=share, tokens=tokens, rounds=True, in_cpu=in_cpu)
 
 
 FSDP2 = _ShardedPart(

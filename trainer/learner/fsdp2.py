@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -272,7 +273,8 @@ class ShardedCritic(TorchCritic):
 
 
 class ShardedLearner(TorchLearner):
-    """A learner of which each rank holds a share. ``model`` is cut into shards in place, and not to be used apart."""
+    """A learner of which each rank holds a share. On ``ranks`` ``model`` is cut into shards in place, and not to be
+    used apart; one process alone cuts a copy, since its engine has use for the model."""
 
     _settings: FSDP2Settings
     _ranks: ShardedRanks
@@ -289,6 +291,8 @@ class ShardedLearner(TorchLearner):
     ) -> None:
         """``threads`` is read by other backends: shards are exchanged in one order."""
         settings = settings or FSDP2Settings()
+        if ranks is None:
+            model = replace(model, network=copy.deepcopy(model.network))
         sharded = ShardedRanks(
             ranks,
             choose_device(device),

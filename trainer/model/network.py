@@ -157,6 +157,10 @@ def small_config(config: ModelConfig, tokenizer: Any) -> Any:
     return family(**shape)
 
 
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+"""Of what is read from a model's folder: no network, and no question whether to run its code."""
+
+
 def load_tokenizer(folder: Path, name: str | None = None) -> Any:
     """The tokenizer of a folder in Hugging Face form; ``name`` is what errors call the model.
 
@@ -164,7 +168,7 @@ def load_tokenizer(folder: Path, name: str | None = None) -> Any:
     """
     name = str(folder) if name is None else name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **_LOCAL)
     except Exception as error:  # files of others, read by a library that raises many kinds of errors
         raise _cannot_load(f"the tokenizer of '{name}'", error) from error
     if not tokenizer.chat_template:
@@ -183,11 +187,17 @@ def load_model(folder: Path, name: str | None = None) -> LanguageModel:
     check_model_folder(folder)
     tokenizer = load_tokenizer(folder, name)
     try:
-        network = AutoModelForCausalLM.from_pretrained(
-            str(folder), local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
+        network, found = AutoModelForCausalLM.from_pretrained(
+            str(folder), **_LOCAL, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
         )
     except Exception as error:  # as above
         raise _cannot_load(f"'{name or folder}'", error) from error
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"model.path: the weights of '{name or folder}' lack {len(missing)} of the tensors that its config.json "
+            f"describes ({', '.join(missing[:3])}{', ...' * (len(missing) > 3)}), which would be random numbers; "
+            "download the model again, or give the config.json that belongs to these weights"
+        )
     return LanguageModel(network=network.train(), tokenizer=tokenizer)
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trainer.config import RunConfig
-from trainer.config.parts import ESTIMATORS
+from trainer.config.parts import BACKENDS, part_settings
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.gradients import DTYPES, MasterWeights, cast_weights
 from trainer.learner.optimizers import make_optimizers, trained_weights
@@ -32,7 +32,8 @@ class Counted:
     numbers: int
     """P, tied weights once; a count."""
     weights: int
-    """Of the network that is trained, and with adapters those of the base beside them."""
+    """Of the network that is trained, and of the plain one that has adapters beside it; without what has masters and is
+    held as these alone."""
     masters: int
     """float32 copies of trained weights in half precision."""
     trained: int
@@ -131,7 +132,7 @@ def count(config: RunConfig, model: Any) -> Counted:
         plain = AutoModelForCausalLM.from_config(model)
     use_packed_attention(plain)
     head_of(plain)
-    critic = copy.deepcopy(plain).eval() if ESTIMATORS.find(config.advantage.name).needs_values else None
+    critic = None if config.without("critic") else copy.deepcopy(plain).eval()
     plain = cast_weights(plain.eval(), dtype)
     network, rank = plain, int(getattr(settings, "lora_rank", 0))
     if rank:
@@ -139,6 +140,10 @@ def count(config: RunConfig, model: Any) -> Counted:
         network = AdaptedNetwork(plain, rank=rank, alpha=1.0, targets=targets).network
     trained = [p for p in network.parameters() if p.requires_grad]
     masters = MasterWeights(trained)
+    held, backend = [*plain.parameters(), *network.parameters()], BACKENDS.find(settings.backend)
+    if backend.shares(part_settings(settings, backend), config.placement.learner.ranks).rounds:
+        rounded = {id(p) for p, v in zip(trained, masters.values, strict=True) if p is not v}
+        held = [p for p in network.parameters() if id(p) not in rounded]
     optimizers = make_optimizers(config.optimizer, trained_weights(network, masters.values))
     for value in masters.values:
         value.grad = torch.empty_like(value)
@@ -155,7 +160,7 @@ def count(config: RunConfig, model: Any) -> Counted:
     outside = {id(p): p for p in (head, plain.get_input_embeddings().weight)}
     return Counted(
         numbers=sum(p.numel() for p in plain.parameters()),
-        weights=sum(_storages([*plain.parameters(), *network.parameters()]).values()),
+        weights=sum(_storages(held).values()),
         masters=sum(v.nbytes for p, v in zip(trained, masters.values, strict=True) if p is not v),
         trained=sum(p.numel() for p in trained),
         optimizer=state,

@@ -18,6 +18,7 @@ from trainer.model.forward import load_weights, weights_of
 from trainer.rollout.source import Session
 from trainer.run.checkpoint import load_checkpoint, versions
 from trainer.run.folder import RunFolder
+from trainer.run.preflight import check_evaluation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +114,7 @@ def evaluate_run(
     """
     with RunFolder.open(path) as folder:
         config = _without_learner(_with_env(folder.config, env_id))
+    check_evaluation(config)
     state = load_checkpoint(path)
     # The tokenizer belongs to the environment that the model was built for.
     with (
@@ -148,6 +150,7 @@ def evaluate_config(
     Raises :class:`~roll_envs.errors.RollError` when every episode failed.
     """
     config = _without_learner(_with_env(config, env_id))
+    check_evaluation(config)
     with Session(config, temperature=temperature, seed=seed) as session:
         result, episodes = play_evaluation(session, f"{config.environment_words} without training", tasks=tasks, step=0)
     if not result.tasks:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+from typing import Any
 
-from trainer.config import RunConfig
-from trainer.config.algorithm import Section
+from trainer.config import ROLES, ModelConfig, RunConfig, WarmStartConfig
+from trainer.config.algorithm import Section, changed
 from trainer.config.keys import Key, keys_of
 from trainer.config.load import Resolved
 from trainer.config.parts import ESTIMATORS, LOSSES
@@ -27,6 +29,10 @@ SECTIONS = (
     "optimizer",
 )
 """Sections that say how a run learns, in the order in which a step uses them."""
+
+
+_OF_STARTED_SERVERS = ("port", "venv", "arguments", "log_file", "gpus", "cpus", "gpu_memory_utilization")
+_OF_RANKS = ("timeout_s", "start_timeout_s", "restarts")
 
 
 def explain(resolved: Resolved) -> str:
@@ -87,14 +93,39 @@ def _idle(config: RunConfig) -> dict[str, str]:
     idle = {}
     if config.curriculum.by == "none":
         idle["curriculum"] = "curriculum.by is none" if config.envs else "there is one environment"
-    if not ESTIMATORS.find(config.advantage.name).needs_values:
-        idle["critic"] = f"{config.advantage.name} needs no values"
     correction = config.correction
     if not correction.weighs and not correction.second_moment:
         idle["correction"] = "correction.name is none"
-    if not config.loss.kl_coef and not config.reward.kl_coef:
-        idle["reference"] = "loss.kl_coef and reward.kl_coef are 0"
-    return idle
+    return idle | {name: why for name in ROLES if (why := config.without(name))}
+
+
+def unread(config: RunConfig) -> dict[str, str]:
+    """Settings that are not at their defaults and that nothing of this configuration reads, by dotted key; and why."""
+    reward, loss, optimizer, learner = config.reward, config.loss, config.optimizer, config.learner
+    one_process = config.cluster == "local" and config.placement.learner.ranks == 1
+    rows: list[tuple[str, Iterable[str], Any, str]] = [
+        ("model", ModelConfig.model_fields.keys() - {"path", "revision"}, config.model.path, "model.path is given"),
+        ("context", ["turns"], config.context.kind != "last", "context.kind is not last"),
+        ("engine", _OF_STARTED_SERVERS, getattr(config.engine, "url", None), "the servers of engine.url run already"),
+        ("warm_start", WarmStartConfig.model_fields, not config.warm_start.steps, "warm_start.steps is 0"),
+        ("reward", ["kl_estimator"], not reward.kl_coef, "reward.kl_coef is 0"),
+        ("reward", ["kl_horizon"], reward.kl_target is None, "reward.kl_target is null"),
+        ("reward", ["overlong_buffer", "overlong_factor"], not reward.overlong_tokens, "overlong_tokens is null"),
+        ("loss", ["kl_estimator", "kl_unbiased"], not loss.kl_coef, "loss.kl_coef is 0"),
+        ("optimizer", ["lr_min_share"], optimizer.lr_schedule == "constant", "lr_schedule is constant"),
+        ("optimizer", ["lr_decay_share"], optimizer.lr_schedule != "wsd", "lr_schedule is not wsd"),
+        ("optimizer", ["decay_embeddings"], not getattr(optimizer, "weight_decay", 0), "weight_decay is 0"),
+        ("learner", ["lora_alpha", "lora_targets"], not getattr(learner, "lora_rank", 0), "lora_rank is 0"),
+        ("placement.learner", _OF_RANKS, one_process, "the learner is in the trainer's process"),
+        *((name, type(getattr(config, name)).model_fields, True, why) for name, why in _idle(config).items()),
+    ]
+    found = {}
+    for name, keys, idle, why in rows:
+        section: Any = reduce(getattr, name.split("."), config)
+        if idle:
+            there = set(keys) & type(section).model_fields.keys()
+            found.update({f"{name}.{key}": why for key in changed(section, there)})
+    return found
 
 
 def _formula(function: Callable[..., object]) -> Iterator[str]:

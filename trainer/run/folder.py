@@ -17,6 +17,7 @@ import base64
 import contextlib
 import errno
 import fcntl
+import io
 import itertools
 import json
 import math
@@ -65,7 +66,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         self.learnt_path = self.episodes_path / LEARNT
         self.checkpoints_path = path / "checkpoints"
         self.summary_path = path / "summary.json"
-        self._writer: Any = None
+        self._events: io.FileIO | None = None
         self._stream: RecordWriter | None = None
         self._locked = False
 
@@ -188,29 +189,39 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         write_atomic(self.summary_path, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
-        """Flush and close the TensorBoard events; safe to call twice."""
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
-            with disk_errors(self.tensorboard_path):
-                writer.close()
+        """Close the TensorBoard events; safe to call twice."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            self.close()
-        except RollError:
-            if error is None:  # else it is what ended the run that is shown: the same full disk, say
-                raise
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _to_tensorboard(self, record: dict[str, Any]) -> None:
+        # Written here and at once: SummaryWriter does it in a thread, which prints a traceback where the disk is full.
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise MissingExtraError("TensorBoard logging", "train") from error
+        phase, step, at = record["phase"], record["step"], record["time"]
+        values = [
+            Summary.Value(tag=f"{phase}/{name}", simple_value=value)
+            for name, value in record.items()
+            if name not in ("phase", "step", "time") and isinstance(value, int | float)
+        ]
+        events = [Event(wall_time=at, step=step, summary=Summary(value=values))]
         with disk_errors(self.tensorboard_path):
-            self._writer = self._writer or SummaryWriter(str(self.tensorboard_path))
-            for name, value in record.items():
-                if name not in ("phase", "step", "time") and isinstance(value, int | float):
-                    self._writer.add_scalar(f"{record['phase']}/{name}", value, record["step"], walltime=record["time"])
+            if self._events is None:
+                self.tensorboard_path.mkdir(exist_ok=True)
+                name = f"events.out.tfevents.{int(at):010d}.{socket.gethostname()}.{os.getpid()}"
+                self._events = open(self.tensorboard_path / name, "ab", buffering=0)  # noqa: SIM115
+                events.insert(0, Event(wall_time=at, file_version="brain.Event:2"))
+            packed = io.BytesIO()
+            for event in events:
+                RecordWriter(packed).write(event.SerializeToString())
+            _write(self._events, packed.getvalue())
 
 
 _LOCKS: set[int] = set()
@@ -299,18 +310,23 @@ def _append(path: Path, data: bytes) -> None:
     """Append a line to a file: all of it, or nothing where the disk is full."""
     # Without a buffer, which would write what is left of a failed line when it is closed.
     with disk_errors(path), open(path, "ab+", buffering=0) as file:
-        size = file.tell()
-        if size:
+        if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":  # a line that a crash cut off
                 data = b"\n" + data
-        try:
-            while data:
-                data = data[file.write(data) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(size)
-            raise
+        _write(file, data)
+
+
+def _write(file: io.FileIO, data: bytes) -> None:
+    """Append to a file without a buffer: all of it, or nothing where the disk is full."""
+    size = file.seek(0, os.SEEK_END)
+    try:
+        while data:
+            data = data[file.write(data) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(size)
+        raise
 
 
 def _finite(value: float) -> float | str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from roll_envs.errors import ConfigError
 from trainer.cluster.roles import role_section
 from trainer.config import RoleName, RunConfig
-from trainer.config.parts import BACKENDS, ENGINES, ESTIMATORS, part_settings
+from trainer.config.parts import BACKENDS, ENGINES, part_settings
 from trainer.engines import HFSettings
 from trainer.engines.hf import DRAWN_AT_ONCE
 from trainer.engines.prefix_cache import FIRST_PLACES, KEPT_LOGITS, LOGITS_BYTES, PASS_TOKENS
@@ -63,6 +63,8 @@ class _Trained:
     """A network that is trained: policy or critic. In bytes unless it says otherwise."""
 
     weights: float
+    whole: float
+    """Weights outside of layers, and those of two layers, as they are run."""
     trained: int
     """A count."""
     masters: float
@@ -81,7 +83,7 @@ class _Trained:
 def _held(what: _Trained, even: Shares, counted: Counted) -> list[Item]:
     """What a rank has of a network of which it holds ``even`` shares, and what it has beside that in a step."""
     held, dealt = _on_first_stage(even, counted), counted.experts / counted.numbers
-    gathered = held.gathers and (held.weights < 1 or "weights" in held.in_cpu)
+    gathered = what.whole if held.gathers and (held.weights < 1 or "weights" in held.in_cpu) else 0.0
     item, threads, smaller = partial(Item, "learner"), what.threads, what.keys
     # Replicas add to gradients of their own, and so do weights in half precision, until a micro-batch is done.
     # Of weights that are held in shares a rank has no other gradients.
@@ -98,7 +100,7 @@ def _held(what: _Trained, even: Shares, counted: Counted) -> list[Item]:
     )
     return [
         weights("weights", what.weights * held.weights, keys=what.weights_keys),
-        item("weights of two layers, put together", 2 * what.weights / counted.layers * gathered, what.backward),
+        item("weights outside of layers, and of two layers, put together", gathered, what.backward),
         stepping("float32 copies of weights", max(what.masters * held.optimizer, stepped * held.flat), keys=smaller),
         gradients("gradients", 4 * what.trained * held.gradients, kept, smaller),
         item("bucket of gradients", bucket, kept, smaller),
@@ -128,6 +130,7 @@ def learner_items(config: RunConfig, counted: Counted, device: str, threads: int
     streamed = ranks > 1 and backend.fills(own)  # into the shares of a network that begins without memory
     policy = _Trained(
         weights=counted.weights,
+        whole=(2 if half else 4) * (counted.outer + 2 * (counted.numbers - counted.outer) / counted.layers),
         trained=counted.trained,
         masters=counted.masters,
         state=counted.optimizer,
@@ -139,7 +142,7 @@ def learner_items(config: RunConfig, counted: Counted, device: str, threads: int
         weights_keys=precise,
     )
     items = _held(policy, even, counted)
-    if config.reward.kl_coef or config.loss.kl_coef:
+    if not config.without("reference"):
         moves = bool(config.reference.refresh_every) or config.backend_of("reference") != settings.backend
         numbers = 0 if lora and not moves else counted.numbers * _shares_of(config, "reference", counted).weights
         items.append(
@@ -147,17 +150,12 @@ def learner_items(config: RunConfig, counted: Counted, device: str, threads: int
                 "learner", "reference", numbers * (2 if half else 4), keys=(*precise, "loss.kl_coef", "reward.kl_coef")
             )
         )
-    if has_critic(config):
+    if not config.without("critic"):
         items += [item._replace(what=f"critic: {item.what}") for item in _critic(config, counted)]
-    items += _microbatch(config, counted, even.tokens, threads)
+    items += _microbatch(config, counted, even.tokens, threads, device)
     if device != "cpu" and not streamed:
         items.append(Item("loading", "weights in float32", 4 * counted.numbers, LOADING))
     return items
-
-
-def has_critic(config: RunConfig) -> bool:
-    needs: bool = ESTIMATORS.find(config.advantage.name).needs_values
-    return needs
 
 
 def _critic(config: RunConfig, counted: Counted) -> list[Item]:
@@ -167,6 +165,7 @@ def _critic(config: RunConfig, counted: Counted) -> list[Item]:
     even = backend.shares(part_settings(section, backend), config.placement.learner.ranks)
     network = _Trained(
         weights=4 * body,
+        whole=4 * (counted.head + 2 * (body - counted.head) / counted.layers),
         trained=body,
         masters=0,
         state=8 * body,
@@ -218,7 +217,7 @@ def _activations(counted: Counted, kept: float, size: int, tokens: int, *, again
     return kept * tokens + layer  # one layer's gradients beside it
 
 
-def _microbatch(config: RunConfig, counted: Counted, share: float, threads: int) -> list[Item]:
+def _microbatch(config: RunConfig, counted: Counted, share: float, threads: int, device: str) -> list[Item]:
     """What forward and backward of one micro-batch keep, and the logits."""
     settings = config.learner
     size = 2 if getattr(settings, "precision", "float32") != "float32" else 4
@@ -229,9 +228,9 @@ def _microbatch(config: RunConfig, counted: Counted, share: float, threads: int)
     kept = _activations(counted, counted.kept, size, tokens, again=checkpointed, beside=logits) + counted.kept_once
     keys = (*keys, *(() if checkpointed else ("learner.gradient_checkpointing",)))
     keys = (*keys, *(("learner.threads",) if threads > 1 else ()))
-    # In float32; that of weights in half precision is a product beside its sum.
-    head = 4 * counted.head * (2 if size == 2 else 1)
+    # In float32: its gradient, and beside that of weights in half precision a product, or on a CPU the weights.
     frozen = bool(getattr(settings, "lora_rank", 0))
+    head = 4 * counted.head * ((not frozen) + (size == 2 and not (frozen and device != "cpu")))
     return [
         Item("learner", f"activations of {tokens:,} tokens", threads * kept, BACKWARD, keys),
         Item(
@@ -241,7 +240,7 @@ def _microbatch(config: RunConfig, counted: Counted, share: float, threads: int)
             BACKWARD,
             ("learner.logits_mib",),
         ),
-        Item("learner", "gradient of the head", 0.0 if frozen else threads * head, BACKWARD, ("learner.lora_rank",)),
+        Item("learner", "the head's gradient and products", threads * head, BACKWARD, ("learner.lora_rank",)),
     ]
 
 

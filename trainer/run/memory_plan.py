@@ -17,7 +17,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from roll_envs.errors import ConfigError
 from trainer.cluster.seats import leaves_devices, place, placed_engine, this_machine
 from trainer.config import AdvantageConfig, LossConfig, RunConfig
-from trainer.config.parts import ENGINES, part_settings
+from trainer.config.parts import BACKENDS, ENGINES, part_settings
 from trainer.engines.preflight import RemoteSettings
 from trainer.model.network import choose_device
 from trainer.run.counted import count
@@ -32,7 +32,6 @@ from trainer.run.memory_items import (
     Item,
     engine_items,
     gib,
-    has_critic,
     learner_items,
 )
 
@@ -78,12 +77,12 @@ class MemoryPlan:
         )
 
     def check(self) -> list[str]:
-        """Warnings for what may not fit. Raises :class:`ConfigError` for what cannot."""
+        """Warnings about what may not fit. Raises :class:`ConfigError` for what cannot."""
         problems = {device: self.problem(device) for device in self.items}
         hopeless = [p for device, p in problems.items() if p and self.peak(device)[1] > DOUBT * self.free[device]]
         if hopeless:
             raise ConfigError("not enough memory; nothing was loaded.\n" + "\n".join(hopeless))
-        return [problem for problem in problems.values() if problem]
+        return [f"This may not fit. {problem}" for problem in problems.values() if problem]
 
 
 def free_memory(device: str) -> float:
@@ -156,7 +155,7 @@ def _between_steps(config: RunConfig, item: Item, where: str) -> list[Item]:
     """What is on a device always, for a learner that leaves it between steps: in the phases of a step alone."""
     if where == "cpu" or item.when != ALWAYS or not leaves_devices(config):
         return [item]
-    phases = (BACKWARD, STEP, CRITIC_BACKWARD, CRITIC_STEP) if has_critic(config) else (BACKWARD, STEP)
+    phases = (BACKWARD, STEP, CRITIC_BACKWARD, CRITIC_STEP) if not config.without("critic") else (BACKWARD, STEP)
     return [item._replace(when=phase) for phase in phases]
 
 
@@ -232,7 +231,8 @@ def _phase_plan(
             dropped = item.what.endswith("gradients")  # when the learner leaves
             if where != "cpu" and here and leaves_devices(config) and item.when == ALWAYS and not dropped:
                 items["cpu"].append(item._replace(what=f"{item.what}, between steps", when=SAMPLING))
-    if here != 1:
+    # In one process, too, what is cut is a copy.
+    if here != 1 or (config.placement.learner.ranks == 1 and BACKENDS.find(config.learner.backend).cuts):
         items["cpu"].append(Item("driver", "weights in float32", 4 * counted.numbers))
     if free is None:
         free = {device: free_memory(device) for device in {*items, learner, engine, "cpu"}}
@@ -249,7 +249,7 @@ def read_model_config(folder: Path) -> Any:
     """The Hugging Face configuration of the model in ``folder``. Raises :class:`ConfigError` where it cannot be read,
     or is of no causal language model of text alone."""
     try:
-        found: Any = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        found: Any = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # files of others, read by a library that raises many kinds of errors
         raise ConfigError(f"model.path: cannot read '{folder}/config.json' ({error})") from error
     if type(found) not in MODEL_FOR_CAUSAL_LM_MAPPING or found.get_text_config() is not found:

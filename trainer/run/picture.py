@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.cluster.seats import Placement, ranges
-from trainer.config import RoleName, RunConfig
-from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
+from trainer.config import ROLES, RunConfig
+from trainer.config.parts import ENGINES, part_settings
 from trainer.engines.preflight import RemoteSettings
 
 _ANY = "processors"
@@ -47,14 +47,10 @@ def _learner(config: RunConfig, placement: Placement) -> Iterator[Seat]:
     placed, on_ray = config.placement.learner, config.cluster == "ray"
     process = "a Ray actor" if on_ray else "a process" if placed.ranks > 1 else "this process"
     ray = f"Ray cluster, {placed.gpus:g} GPUs" if placed.gpus else "Ray cluster"
-    needed: dict[RoleName, bool] = {
-        "reference": bool(config.reward.kl_coef or config.loss.kl_coef),
-        "critic": ESTIMATORS.find(config.advantage.name).needs_values,
-    }
     for rank in range(placed.ranks):
         policy = str(placement.learner[rank]) if placement.learner else ray if on_ray else _ANY
         yield Seat(policy, f"learner {rank}", process)
-        for name in (name for name, there in needed.items() if there):
+        for name in (name for name in ROLES if not config.without(name)):
             gpus: tuple[int, ...] | None = getattr(placement, name)
             backend = config.backend_of(name)
             who = f"{name} {rank}" if backend == config.learner.backend else f"{name} {rank} ({backend})"

@@ -17,7 +17,7 @@ from roll_envs.errors import ConfigError
 from trainer.cluster.roles import role_section
 from trainer.cluster.seats import Machine, Placement, place
 from trainer.config import RunConfig
-from trainer.config.parts import ENGINES, ESTIMATORS, part_settings
+from trainer.config.parts import BACKENDS, ENGINES, part_settings
 from trainer.engines.preflight import RemoteSettings
 from trainer.run.memory_items import GIB, bytes_of_weight
 from trainer.run.memory_plan import MemoryPlan, gpu_names, make_plan
@@ -87,9 +87,10 @@ class ClusterPlan:
 def plan_cluster(config: RunConfig, model: Any, hardware: Hardware, *, tokens: int) -> ClusterPlan:
     """Plan a run of ``config`` with a model of Hugging Face configuration ``model``, for steps of ``tokens`` tokens.
 
-    Raises :class:`ConfigError` for a run that needs more GPUs, or more memory on one, than ``hardware`` has, or whose
-    learner shall be on processors.
+    Raises :class:`ConfigError` for a run that needs more GPUs, or more memory on one, than ``hardware`` has, whose
+    model cannot be divided over the ranks, or whose learner shall be on processors.
     """
+    BACKENDS.find(config.learner.backend).check_model(config, model)
     if config.learner.device == "cpu":
         raise ConfigError(
             "learner.device 'cpu': a plan is of GPUs, and the learner would have none of them; set it to 'auto'"
@@ -170,9 +171,9 @@ def _forward_passes(config: RunConfig) -> dict[str, int]:
     several = learner.minibatches * learner.epochs > 1 or config.reward.kl_coef
     before = bool(several and config.loss.proximal == "recompute")  # log-probs of the policy before the first of them
     found = {"learner": trained * learner.epochs + before}
-    if config.reward.kl_coef or config.loss.kl_coef:
+    if not config.without("reference"):
         found["reference"] = 1
-    if ESTIMATORS.find(config.advantage.name).needs_values:
+    if not config.without("critic"):
         found["critic"] = valued * critic.epochs + 1
     return found
 

@@ -43,21 +43,38 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     placement that cannot be met, and a run that cannot fit; what engine and learner backend miss on this machine, and
     why they cannot run this model.
     """
-    check_manager(config.rollout)
-    placement = place(config, this_machine())
+    placement = _check_players(config)
     check_ranks(config)
-    check_judges(config)
-    ENGINES.find(config.engine.name).check_machine(config)
+    backend = BACKENDS.find(config.learner.backend)
     if config.cluster == "local":  # elsewhere each node is asked, when its rank is there
-        BACKENDS.find(config.learner.backend).check_machine(config)
+        backend.check_machine(config)
         check_role_backends(config)
-    for entry in config.environments:
-        refuse_unreadable(entry.id, entry.kwargs)
     config, model = model_config(config)
+    backend.check_model(config, model)
     _check_positions(config, model)
     plan = make_plan(config, model, free=free, threads=lambda numbers: side_by_side(config, numbers))
     find_engine(config.engine.name).check_model(config, model)
     return Ready(config, plan, placement, plan.check() + _warnings(config))
+
+
+def check_evaluation(config: RunConfig) -> None:
+    """What of :func:`preflight` holds for an evaluation, where no learner takes part."""
+    _check_players(config)
+    if find_engine(config.engine.name).prompts(config) is None:
+        config, model = model_config(config)
+        _check_positions(config, model)
+        find_engine(config.engine.name).check_model(config, model)
+
+
+def _check_players(config: RunConfig) -> Placement:
+    """Who sits where; raises :class:`ConfigError` for what environments, judges and engine miss."""
+    check_manager(config.rollout)
+    placement = place(config, this_machine())
+    check_judges(config)
+    find_engine(config.engine.name).check_machine(config)
+    for entry in config.environments:
+        refuse_unreadable(entry.id, entry.kwargs)
+    return placement
 
 
 def _check_positions(config: RunConfig, model: Any) -> None:
@@ -92,8 +109,7 @@ def _warnings(config: RunConfig) -> list[str]:
 def model_config(config: RunConfig) -> tuple[RunConfig, Any]:
     """The configuration, with the commit of a model of the hub, and the Hugging Face configuration of its model.
 
-    Raises :class:`ConfigError` for a model that is not there, has no chat template, or cannot be divided over the
-    learner's ranks.
+    Raises :class:`ConfigError` for a model that is not there, or has no chat template.
     """
     model: Any
     if config.model.path is None:
@@ -110,5 +126,4 @@ def model_config(config: RunConfig) -> tuple[RunConfig, Any]:
         if found.commit is not None:
             pinned = config.model.model_copy(update={"revision": found.commit})
             config = config.model_copy(update={"model": pinned})
-    BACKENDS.find(config.learner.backend).check_model(config, model)
     return config, model

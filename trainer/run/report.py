@@ -24,6 +24,7 @@ from roll_envs.types import Trajectory
 from trainer.cluster import manager_words, rank_words
 from trainer.config import ModelConfig, RolloutConfig, RunConfig
 from trainer.rollout.records import episode_board, episode_headline
+from trainer.run.explain import unread
 from trainer.run.picture import picture, seats, worth_showing
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class Report:
             "learner": rank_words(config),
             "model": _model_words(config.model, parameters),
             "learning": _algorithm_words(config),
+            "not read": "; ".join(f"{key} ({why})" for key, why in unread(config).items()),
             "files": folder or f"{config.output}/{config.name}-seed{config.seed}-<date>-<time>",
         }
         grid = Table.grid(padding=(0, 2))
@@ -157,7 +159,7 @@ class Report:
                 table.add_row(item.owner, Text(item.what), f"{item.bytes / 2**30:.2f}", item.when, keys)
             self.console.print(table)
         for warning in warnings:
-            self.say(f"This may not fit. {warning}")
+            self.say(warning)
 
     def print_placement(
         self, config: RunConfig, placement: Placement, *, gpus_of_node: int | None = None, always: bool = False

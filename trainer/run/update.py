@@ -22,7 +22,6 @@ from trainer.cluster.ranked import RankedLearner, make_phase_learner
 from trainer.cluster.roles import role_host
 from trainer.cluster.seats import leaves_devices
 from trainer.config import CriticConfig, LearnerConfig, RoleName, RunConfig
-from trainer.config.parts import ESTIMATORS
 from trainer.data.batches import Batch, denominators_of, make_batches, padding_share, scatter_back, split_minibatches
 from trainer.data.metrics import explained_variance, sequence_metrics, staleness_metrics, token_mismatch_metrics
 from trainer.data.table import (
@@ -99,17 +98,15 @@ def begin_phase(session: Session, *, warm_start: bool, ranks: LearnerRanks | Non
         learner = make_phase_learner(config, session.model, warm_start=warm_start, threads=session.threads)
     else:
         learner = ranks.learner(session.model, warm_start=warm_start, threads=session.threads)
-    needs_reference = not warm_start and bool(config.reward.kl_coef or config.loss.kl_coef)
-    needs_values = not warm_start and ESTIMATORS.find(config.advantage.name).needs_values
 
     def host(name: RoleName) -> Learner:
         if isinstance(learner, RankedLearner):  # whose ranks know
             return learner
         return role_host(config, name, learner, session.model.network.config)
 
-    critic = host("critic").critic(config.critic) if needs_values else None
     fixed = not config.reference.refresh_every
-    reference = host("reference").reference(fixed=fixed) if needs_reference else None
+    critic = None if warm_start or config.without("critic") else host("critic").critic(config.critic)
+    reference = None if warm_start or config.without("reference") else host("reference").reference(fixed=fixed)
     for name, part in (("critic", critic), ("reference", reference)):
         if part is not None:
             move_beside(config, name, part)
