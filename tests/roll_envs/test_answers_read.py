@@ -145,6 +145,9 @@ def test_references(reference: str, found: str) -> None:
 def test_the_letter_of_a_choice_before_a_value() -> None:
     assert for_reference("\\textbf{(C)}\\ 72", "72") == "72"
     assert for_reference("\\textbf{(C)}\\ 72", "\\textbf{(C)}") == "C"
+    for labelled in ("C. 72", "\\text{C: } 72", "(C)\\ 72", "\\mathrm{(C) \\ } 72", "\\mathrm{\\textbf{(C)}}\\ 72"):
+        assert (for_reference(labelled, "72"), for_reference(labelled, "C")) == ("72", "C")
+    assert for_reference("\\text{A}, \\text{C}", "A") == "\\text{A}, \\text{C}"
     assert for_reference("72", "C") == "72"
 
 

@@ -21,8 +21,11 @@ _END_OF_PROOF = re.compile(r"\$?\\(?:blacksquare|square|qed)\b\$?")
 _STYLE = r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm)"
 _STYLED = re.compile(_STYLE + r"\s*\{\s*([^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}")
 _BEGUN = re.compile(r"^(?:\\\[|\$+)?\s*\\text\s*\{\s*[A-Z][a-z ]+\}\s*(?=-?\d)")
+_GAP = r"(?:\\[ ~,;:!]|~|:|\s)"
+# The letter of a choice before its value: "\textbf{(C)}\ 72", "\mathrm{(C) \ } 72", "C. 72".
 _LABEL = re.compile(
-    _STYLE + r"\s*\{\s*\(?([A-J])[).]?\s*\}\s*(?:\\[ ~,;:!]|~|:|\s)*(?=[^\s}])|\(?([A-Ja-j])\)\s+(?=[$\d.])"
+    rf"{_STYLE}\s*\{{\s*(?:{_STYLE}\s*\{{)?\(?([A-J])[).]?{_GAP}*\}}+{_GAP}*(?=[^\s}},;])"
+    rf"|\(?([A-Ja-j])\){_GAP}+(?=[$\d.\\-])|([A-J])[.:]{_GAP}+(?=[$\d.\\-])"
 )
 _LABEL_ALONE = re.compile(rf"\$?(?:{_STYLE}\s*\{{)?\s*\(?[A-J]\)?\s*\}}?\$?")
 _SENTENCES = re.compile(r"[.?!]\s|\n|[A-Za-z]:\s")
@@ -151,7 +154,7 @@ def for_reference(found: str, reference: str) -> str:
     label = _LABEL.match(found)
     if label is None:
         return found
-    return (label[1] or label[2]) if _LABEL_ALONE.fullmatch(reference.strip()) else found[label.end() :]
+    return (label[1] or label[2] or label[3]) if _LABEL_ALONE.fullmatch(reference.strip()) else found[label.end() :]
 
 
 def _unstyled(text: str) -> str:
