@@ -167,6 +167,8 @@ def test_other_adapters_than_the_saved_ones_are_an_error() -> None:
         learner_of(tiny_model(), lora_targets=("q_proj",)).load_optimizer_state(saved)
     with pytest.raises(CheckpointError, match=r"the checkpoint has LoRA adapters; resume with the learner.lora_rank"):
         learner_of(tiny_model(), lora_rank=0).load_optimizer_state(saved)
+    with pytest.raises(CheckpointError, match=r"lora_alpha / lora_rank = \S+, the learner's by 0.25; resume with the"):
+        learner_of(tiny_model(), lora_rank=4, lora_alpha=1.0).load_optimizer_state(saved)
 
 
 def test_a_target_that_is_not_there_is_an_error() -> None:

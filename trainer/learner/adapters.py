@@ -88,6 +88,7 @@ class AdaptedNetwork:
             torch.manual_seed(seed)
             inject_adapter_in_model(config, self.network, adapter_name=_ADAPTER)
         self.renew_key()
+        self._scale = alpha / rank
         self._layers: dict[str, Any] = {n: m for n, m in self.network.named_modules() if isinstance(m, LoraLayer)}
         trained = {id(p) for layer in self._layers.values() for p in _adapter_of(layer).values()}
         for parameter in self.network.parameters():
@@ -145,8 +146,10 @@ class AdaptedNetwork:
                 layer.enable_adapters(True)
 
     def state(self) -> dict[str, Any]:
-        """Adapters, and the weights beside them, which cannot be had back from merged ones without rounding."""
+        """Adapters and their scale, and the weights beside them, which cannot be had back from merged ones without
+        rounding."""
         return {
+            "scale": self._scale,
             "adapters": {
                 f"{name}.{part}": value.detach()
                 for name, layer in self._layers.items()
@@ -157,11 +160,11 @@ class AdaptedNetwork:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
-        """Put a saved state back. Raises :class:`CheckpointError` when it has other layers or another rank."""
+        """Put a saved state back. Raises :class:`CheckpointError` when it has other layers, another rank or scale."""
         own = self.state()
         self.renew_key()
-        for kind, tensors in own.items():
-            saved = state.get(kind, {})
+        for kind in ("adapters", "bases"):
+            saved, tensors = state.get(kind, {}), own[kind]
             shapes = [{name: tuple(tensor.shape) for name, tensor in each.items()} for each in (saved, tensors)]
             for name in sorted({*saved, *tensors}):
                 theirs, ours = (each.get(name, "none") for each in shapes)
@@ -173,6 +176,12 @@ class AdaptedNetwork:
                     )
             for name, tensor in tensors.items():
                 tensor.copy_(saved[name])
+        scale = state.get("scale", self._scale)  # older checkpoints do not say
+        if scale != self._scale:
+            raise CheckpointError(
+                f"the adapters of LoRA in the checkpoint are scaled by lora_alpha / lora_rank = {scale:g}, the "
+                f"learner's by {self._scale:g}; resume with the learner.lora_alpha it was saved with"
+            )
 
 
 def _plain_name(name: str) -> str | None:
