@@ -23,7 +23,7 @@ from typing import Any
 from roll_envs.verifiers.code.inside.preamble import raise_limits
 from roll_envs.verifiers.code.inside.values import CONTENT, Nodes, decode, encode
 
-_CHANGING = ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd")
+_CHANGING = ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd", "pd")
 """Tags of values that can be changed in place."""
 STACK_BYTES = 64 << 20
 
@@ -188,8 +188,11 @@ class Answer:
             "content": next((each.__name__ for each in CONTENT if issubclass(type(value), each)), ""),
             "generator": isinstance(value, types.GeneratorType),
         }
-        if isinstance(value, type) and issubclass(value, BaseException):
-            facts["error"] = [[k.__module__, k.__qualname__] for k in value.__mro__]
+        named = [[each.__module__, each.__qualname__] for each in kind.__mro__]
+        if isinstance(value, type):
+            facts |= {"error": named} if issubclass(value, BaseException) else {}
+        else:
+            facts["kinds"] = named
         return ["o", self._numbers[id(value)], facts]
 
     def _decode(self, data: Any) -> Any:

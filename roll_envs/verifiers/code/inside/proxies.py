@@ -19,6 +19,8 @@ from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, decode
 
 # Exceptions of the answer keep their class only where no test framework gives it a meaning of its own.
 _TRUSTED_ERRORS = sys.stdlib_module_names - {"unittest", "doctest", "bdb", "pdb", "asyncio"} | {"numpy"}
+# Plain values come as such, and test frameworks treat objects of their own classes as no others.
+_NO_LIBRARIES = frozenset("builtins answer unittest doctest pytest _pytest numbers abc types typing numpy".split())
 _SINGLE = 32
 """Items of an iterator that are fetched one by one, as a test may stop early; beyond, many at once."""
 
@@ -175,7 +177,8 @@ class Link(Counts):
             return self._nodes.node(number)
         if tag != "o" or not isinstance(number, int) or not isinstance(facts[0], dict):
             raise ValueError("not a value in the agreed form")
-        found = self._objects.setdefault(number, Remote(self, number, facts[0]))  # ``is`` holds for it, as there
+        known = facts[0] | {"kind": _library_class(facts[0].get("kinds", []))}
+        found = self._objects.setdefault(number, Remote(self, number, known))  # ``is`` holds for it, as there
         return self._awaited(found) if facts[0].get("awaits") else found
 
     async def _awaited(self, coroutine: Remote) -> Any:
@@ -243,6 +246,16 @@ class Link(Counts):
         raise error
 
 
+def _library_class(kinds: Any) -> type:
+    """The first class among those of an object of the answer that a library here has, too: ``isinstance`` holds for it.
+    An answer can make objects of such classes anyway, so that no claim gains it anything."""
+    for module, name in [(str(kind[0]), str(kind[1])) for kind in kinds[:20]]:
+        known = getattr(sys.modules.get(module), name, None)
+        if module.partition(".")[0] not in _NO_LIBRARIES and isinstance(known, type):
+            return known
+    return Remote
+
+
 def is_from_answer(error: BaseException | None) -> bool:
     """Whether the answer raised it, also as the cause of an error that the test raised in turn."""
     return error is not None and (isinstance(error, Fault) or bool(getattr(error, "_of_answer", False)))
@@ -261,7 +274,9 @@ class Remote:
     def __getattribute__(self, name: str) -> Any:
         facts = facts_of(self)
         if name == "__class__":
-            content = {each.__name__: each for each in CONTENT}.get(str(facts.get("content")), Remote)
+            content = {each.__name__: each for each in CONTENT}.get(
+                str(facts.get("content")), facts.get("kind", Remote)
+            )
             return types.GeneratorType if facts.get("generator") else content
         if name in ("__name__", "__qualname__") and facts.get("calls"):
             return str(facts.get("name"))

@@ -7,6 +7,7 @@ What JSON has is written as it is, everything else as a list that begins with a 
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import decimal
 import fractions
@@ -16,7 +17,9 @@ import keyword
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
+
+from roll_envs.verifiers.code.inside.frames import NotPlain, framed, read_frame, take_frame
 
 MOST_VALUES, _MOST_CHARACTERS = 250_000, 4_000_000
 MAX_DEPTH = 90
@@ -51,6 +54,9 @@ def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left:
             raise ValueError("the value is too deep or too large to come out")
         return [item if _is_native(item) else encode(item, handle, depth + 1, left) for item in values]
 
+    if kind.__module__.partition(".")[0] == "pandas":
+        with contextlib.suppress(NotPlain):
+            return ["pd", *framed(value, lambda each: encode(each, _refuse, depth + 1, left))]
     if kind.__module__ == "answer" and issubclass(kind, CONTENT) and _has_methods(kind):
         return handle(value)  # "class LRUCache(OrderedDict)"
     if kind is collections.defaultdict:
@@ -82,6 +88,10 @@ def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left:
     if issubclass(kind, type) and value in BUILT_IN.values():
         return ["g", value.__name__]
     return handle(value)
+
+
+def _refuse(value: Any) -> NoReturn:
+    raise NotPlain
 
 
 def request(message: Any) -> str:
@@ -128,6 +138,8 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
         return slice(*items(rest))
     if tag in ("a", "a0"):
         return _array(rest)
+    if tag == "pd":
+        return read_frame(rest, lambda each: decode(each, handle, depth + 1))
     return handle(data)
 
 
@@ -263,6 +275,8 @@ def sync(mine: Any, theirs: Any) -> None:
         mine.extend(theirs)
     elif type(mine).__module__ == "numpy" and getattr(mine, "shape", None) == getattr(theirs, "shape", ()):
         mine[...] = theirs
+    elif type(mine).__name__ in ("DataFrame", "Series") and type(theirs) is type(mine):
+        take_frame(mine, theirs)
 
 
 def _synced(old: Any, new: Any) -> Any:
