@@ -393,6 +393,15 @@ def test_a_language_whose_compiler_is_missing_says_what_to_install(
 
 
 @needs("g++")
+def test_a_compiled_program_may_call_itself_deep(sandbox: LocalSandbox) -> None:
+    source = (
+        "int f(int n) { volatile char c[64]; c[0] = n; return n ? f(n - 1) + (c[0] - c[0]) : 0; }\n"
+        "int main() { return f(400000); }"
+    )
+    assert sandbox.run(Program(source=source, language="cpp")).status == "ok"
+
+
+@needs("g++")
 def test_a_program_that_does_not_compile(sandbox: LocalSandbox) -> None:
     result = sandbox.run(Program(source="int main( {", language="cpp"))
     assert result.status == "error"

@@ -186,7 +186,8 @@ def _take_streams(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-_STACK = 8 << 20
+_STACK = 64 << 20
+"""Stack of a program's first thread: recursion goes as deep as public judges let it."""
 
 
 def bound_resources(message: Mapping[str, Any]) -> None:
@@ -213,7 +214,7 @@ def bound_resources(message: Mapping[str, Any]) -> None:
         _, hard = resource.getrlimit(name)
         value = bound if hard < 0 else min(bound, hard)  # raising a hard limit needs a capability
         resource.setrlimit(name, (value, value))
-    # Only the soft limit, at Linux's usual 8 MB: programs with deep recursion may raise it.
+    # Only the soft limit: programs may raise it.
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK if hard < 0 else min(hard, _STACK), hard))
 
