@@ -254,7 +254,7 @@ def test_the_interpreter_keeps_one_game_only() -> None:
 
 @needs_textworld
 def test_a_game_passes_the_check() -> None:
-    report = check_env("textworld/TreasureHunter-level3-v0", seeds=(0, 1, 2))
+    report = check_env("textworld/TreasureHunter-level3-v0", seeds=(0, 1))
     assert report.ok, str(report)
 
 
