@@ -92,8 +92,6 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
     text = plain(JUDGES_IN_BOLD.sub(r'"\1"', _pointed(whole, letters, options))).strip()
     repeated = SAYS["repeated"].match(text)
     text = SAYS["reason"].sub(r"\1", SAYS["answer label"].sub("", repeated[0] if repeated else text))
-    listed_on = SAYS["listed on"].match(text)
-    text = listed_on[0] if listed_on and _consecutive([*map(str.upper, listed_on.groups())]) else text
     places = {**_PLACES, "last": letters[len(options) - 1]} if options else _PLACES
     text = SAYS["place"].sub(lambda match: f"option {places.get(match[1].lower(), '')}", text)
     found = _read(text, letters, ())
@@ -174,6 +172,9 @@ def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
     # A base model that begins with the text of an option says more of it, and of others.
     if (begun := SAYS["begins with"].match(bare)) and _settled(sentences[0]):
         return _named(begun[1])
+    listed_on = SAYS["listed on"].match(bare)
+    if listed_on and _consecutive(listed := [*map(str.upper, listed_on.groups())]) and not denied:
+        return frozenset(listed[0])
     lines = [line for line in bare.splitlines() if line.strip()]
     if settled_from or _consecutive(SAYS["of list"].findall(bare)):
         lines = []

@@ -11,7 +11,7 @@ _WORDS = {
     # What a letter is called; also "réponse", "respuesta", "risposta".
     "OPTION": r"""
         (?:option|choice|letter|answer|statement|sentence|alternative)s? opción letra r[éei]s?p[ou]\w+ antwort optie
-        вариант alternativa propos\w+ lettre (?:sequence|equation|pair|word)s?""",
+        вариант विकल्प الخيار alternativa propos\w+ lettre (?:sequence|equation|pair|word)s?""",
     "SHOWN": "graph figure diagram picture image curve title ending scenario",
     "SURELY": r"""
         therefore thus (?:most_|and_)?\w+ly prob indeed in_fact also both all just the our my your final la le die
@@ -40,13 +40,14 @@ _WORDS = {
         corr?et[ao]""",
     # What may be said of several decides where it is said of one only: "B fits best".
     "FITTING": r"""
-        fits? works? most_\w+s captures_the match(?:es)? satisf(?:y|ies) only(?!_\w+s\b) best better
+        fits? works? captures_the match(?:es)? satisf(?:y|ies) only(?!_\w+s\b) best better
+        most_(?:weaken|strengthen|undermine|support)s
         describes_it(?:_best|_exactly) would_(?:work|fit) makes?_(?:the_)?(?:most_)?sense is_in(?=[.,;])
         (?:must_)?(?:remains?|survives?|holds?|stands?|wins|passes|follows|applies|it_(?:is|(?:shall|must)_be))(?=[.,;!]|_it\b|$)""",
     "LEADS": r"""
         so thus hence therefore consequently donc also daher somit but sondern mais i\.e\. except only correct:
         correction: decision: choice: choos(?:e|ing) chose pick(?:ed|ing)? select(?:ed|ing)? say take lean mark
-        circle ans answer(?:['’]s)? return prints wähle würde trifft dirais choisi\w*
+        circle ans answer(?:['’]s)? return prints wähle würde(?:_hier)? trifft dirais choisi\w*
         entscheide_mich_(?:\w+_)?für meinung_nach quindi marcaria réponse c['’]est agit_de elijo respuesta
         (?:me_quedo|nos_quedamos)_con por cocher(?:_la_case)? find_in antwort ответ выбира(?:ю|ем) это верно chọn
         đáp_án 것은 arrived?_at settled?_on (?:look|sound)s_like looking_for makes_(?:it|this) agrees?_on money_on
@@ -164,7 +165,7 @@ _SAYINGS = {
     # "so B", "we choose B", "this is listed as B", and a letter that is a sentence by itself at the end of a line.
     "so": (
         r"(?m)(?i:(?:\b(?:{LEADS}|(?P<is>{IS}|gives?|get|makes?|use|want|need))"
-        r"(?: (?:that|to|of|in|by|as|at|under|with|best|given|the one|shown|hier|\w+ed)){0,4}(?!\w)"
+        r"(?: (?:that|to|of|in|by|as|at|under|with|best|given|the one|shown|\w+ed)){0,4}(?!\w)"
         r"|因此|所以|아니라|故|[而得该]是|よって|正しいのは|(?:正确|符合|错误)的(?:选项|一项)?是"
         r"|(?-i:(?<![A-J] ))(?:[→⇒∴]|=>)|=(?= {OPTION})"
         r"|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{0,3}{NAMED})({GROUP}){END}"
@@ -265,7 +266,7 @@ _SAYINGS = {
         r"(?=\n(?:Explanation[^\n]*\n)?\s{0,3}\(?A[.):] [^\n]{1,200}\n\(?[BC][.):] )"
     ),
     # A base model's choice, and the option behind it in the list.
-    "listed on": r"\W{0,3}([B-Ib-i])[.)] [^\n]{1,200}?(?=\s+\W{0,3}([C-Jc-j])[.)] )",
+    "listed on": r"[\s(]{0,3}([B-Ib-i])[.)] [^\n]{1,200}?(?=\s+\(?([C-Jc-j])[.)] )",
     "place": (
         r"(?i)\b(?:the )?(first|second|third|fourth|fifth|last) (?:option|choice)"
         r"(?= (?:is|fits|works|makes|must|best|holds|stands|applies)\b|[.,!]|$)"

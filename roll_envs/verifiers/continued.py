@@ -24,14 +24,15 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"|QUESTION|PROBLEM|Exercises?|Passage|Review|Instruction|Input|Human|User)\b[ \d]{0,4}\**[:.\n\]<>]"
         r"|The following are |You are (?:given|an?)\b|Answer the following\b|Rate this answer\b"
         r"|(?:Now |Next,? )?(?:[Ll]et's )?[Tt]ry (?:another|this)\b"
-        r"|[^\n]{0,40}\b[Nn]ext,? (?:one|(?:the )?(?:question|problem))\b"
+        r"|[^\n]{0,40}\bnext (?:one|question|problem)\b"
         r"|Related (?:questions|problems)\b|adsbygoogle|Solution [2-9]\b|以下|下列"
-        r"|(?:Grade|Student(?:'s)? answer|Your [Aa]nswer|Feedback|Next): "
+        r"|(?:Grade|Student(?:'s)? answer|Feedback|Next): "
+        r"|Correct [Aa]nswer: [^\n]+\n+Your [Aa]nswer: "
         r"|(?:Comments? ?\(|Add your answer\b|Statement 1 \|)"
         r"|(?:(?:Step-by-step )?[Ee]xplanation|Пояснение|Explicación|Explicação)\**:|Why not the others\b)",
         r"\n\[i\]Proposed by\b",
         r"\n```\w*\n(?=\(?A[.):] )",  # the options once more
-        r"</(?:p|div|li|ul|td|table|body)>|<h\d>|<(?:strong|b)>(?:[A-Z]\w+:|(?:Example|Question|Problem|Exercise)\b)",
+        r"</(?:p|div|li|ul|td|table|body)>|<h\d>|<(?:strong|b)>(?:(?!Answer|Correct|Final|Conclu|Result)[A-Z]\w+:|(?:Example|Question|Problem|Exercise)\b)",
         r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem|q)>",  # of a list of objects
         r"\n\s{0,8}\\(?:item\b|begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof|answer)"
         r"|(?:sub)*section\*?\{|textbf\{(?:Remark|Exercise|Problem|Question|Example))",
@@ -50,10 +51,14 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"(?<!:)\n\n(?=A[.):] [^\n✓✔✅]*\n\n?B[.):] [^\n✓✔✅]*(?:\n\n?[C-J][.):] [^\n✓✔✅]*)*\s*\Z)",
         r"\n\n(?i:{TASK})\b[^\n?.!:]{0,100}\Z",
     ),
-    "turn": r"\n\s*(?:(?:Human|User|用户)\W{0,3}[:：]|(?:user|human)\W{0,3}\n)",  # of the other one
+    # Of the other one.
+    "turn": r"(?<![:\s])\s{0,3}\n\s{0,4}(?:(?:Human|User|用户)\W{0,3}[:：]|(?:user|human)\W{0,3}\n)",
     "token": r"\A\s*(\S{1,20})(?:\s+\1){3,}\s*\S*\Z",
     "asked": r"\n(?:\d{1,3}[.)]\s|[•*-]\s)?(?i:{TASK})\b[^\n?]{5,200}\?",
-    "ordered": r"\n\n(?:(?:Next|Now), )?(?i:{TASK}|consider)\b[^\n?]{5,200}\.\n\n",
+    "ordered": (
+        r"\n\n(?:Next, the question asks\b|(?:(?:Next|Now), )?(?i:{TASK}|consider)\b(?=[^\n]{0,200}[$\d]))"
+        r"[^\n?]{5,200}\.\n\n"
+    ),
     "loop": r"(?s)(?<!\S)(\S.{5,300}?(?:[.!?](?=\s)|\n))(?:\s*\1)+\s*(.{0,300})\Z",
     # The first of numbered problems that is not number one: the reply was the solution of the one before.
     "numbered": (
@@ -87,7 +92,8 @@ def own_part(text: str) -> str:
     ends += [text.find("\n\n" + opening, 1) if len(opening) > 15 else -1, _numbered(text)]
     whole = next((text[:end] for end in sorted(ends) if end > 0 and _answers(text[:end], text[end:])), text)
     ordered = _IS["ordered"].search(whole)
-    whole = whole[: ordered.start()] if ordered and announced(whole[: ordered.start()]) else whole
+    before = whole[: ordered.start()] if ordered else ""
+    whole = before if announced(before) or boxed(before) else whole
     asked = [match.start() for match in _IS["asked"].finditer(whole) if match.start() > 0]
     before = whole[: asked[0]] if asked else ""
     # Of questions in a solution the first stands at its beginning.
@@ -120,7 +126,7 @@ def _answers(text: str, rest: str) -> bool:
     if "</ans" in text or '"answer"' in text:
         return True
     if re.match(r"\W*(?:Problem|Question|Exercise|Example) [2-9]\b", rest) and re.search(r"\d", text):
-        return True
+        return not re.search(r"\b(?:Problem|Question|Exercise|Example) 1\b", text)
     last = text.rpartition("\n")[2]
     concludes = _IS["value"].search(last) and not _IS["given"].match(last)
     short = 0 < len(last.split()) <= _FEW_WORDS and (last == text or re.search(r"\d|\b[A-J]\b", last))

@@ -40,7 +40,7 @@ _IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:align|aligned|gather|split|eqnarray)\*?\}")
 # The left of an equation that is no answer itself: an integral, words, a calculation without unknowns, a quantity.
 _CALCULATED = re.compile("|".join((
-    r"\\(?:sin|cos|tan|cot|int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|\)'$|\\[lc]?dots|\.{3}",
+    r"^\\(?:sin|cos|tan|cot)(?![A-Za-z])|\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|\)'$|\\[lc]?dots|\.{3}",
     r"^\d+:\d\d .*[-+]",
     r"[A-Za-z]{2} ",
     r"\d ?x ?[$(]*\d|\d [A-Za-z]{1,2}[²³]? [*×·÷/] \d",
@@ -55,9 +55,7 @@ _CONCLUDED = re.compile(r"(?i)\b(?:so|thus|hence|therefore|finally|total)\b[^\n]
 _NUMBERED = re.compile(r"(?m)^ ?\d{1,2}\. (?=[^\W\d])")  # steps of a list
 _BRACKETED = re.compile(r"^\((\d{1,3}(?:,\d{3})+|[\d.]+)\)$")
 _CONDITION = re.compile(r",?\s*\\q?quad\s*\(?[A-Za-z]\s*(?:[<>≤≥≠]|\\(?:[lg]eq?|[lg]t|neq?|in)\b)[^$]{1,40}(?=\$*$)")
-_LETTER_UNIT = re.compile(
-    r"^((?:[A-Za-z]\w? = )?-?\d[\d.,]*(?: ?\\times ?10\^\{?-?\d+\}?)?)\$?\s([A-Za-z](?:/[A-Za-z])?[²³]?)\.?$"
-)
+_LETTER_UNIT = re.compile(r"^(-?\d[\d.,]*(?: ?\\times ?10\^\{?-?\d+\}?)?)\$?\s([A-Za-z][²³]?|[A-Z]/[A-Z])\.?$")
 _DECIMAL = re.compile(r"\d\.\d")
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000
@@ -103,7 +101,7 @@ def _read(text: str, *, first: bool = False) -> str:
     text = _CONDITION.sub("", _END_OF_PROOF.sub("", text).strip())
     # "(The answer is 20.)": a bracket that was opened before; that of [0, 1) was opened here.
     text = text if sum(map(text.count, "([")) >= text.count(")") else text.rstrip(").")
-    steps = _NUMBERED.sub("", text) if re.search(r"(?ms)^ ?1\. .*^ ?2\. ", text) else text
+    steps = _NUMBERED.sub("", text) if re.search(r"(?m)^ ?2\. ", text) else text
     text = text if re.search(r"[\d=\\]", steps) else steps
     if not (SPAN.search(text) or _words(text) or _SENTENCES.search(text)):
         return _side(_LETTER_UNIT.sub(r"\1\\text{ \2}", RESTATED.sub("", text)))

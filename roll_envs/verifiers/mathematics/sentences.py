@@ -95,7 +95,8 @@ _PHRASES: dict[str, tuple[str, ...]] = {
         r"\b(?:more information is|need to know|stuck between|not clear|no answer to)\b",
         r"\b(?:rather not|won't|not going to|not (?:allowed|appropriate) to) (?:\w+ ){0,3}"
         r"(?:give|hand|tell|provide|reveal|pick|choose)\b",
-        r"\b(?:can|could|would) you (?:please )?(?:describe|tell|send|provide|share|clarify|give|post|check)\b",
+        r"\b(?:can|could|would) you (?:please )?(?:describe|tell|send|provide|share|clarify|give|post)\b",
+        r"\bcould you check\b",
         r"\bplease send\b|\bwhich of the (?:two|three)\b.*\?|\bno way (?:for me )?to (?:know|tell)\b",
         r"\bno unique (?:solution|answer)\b|\b(?:would be|is) needed before\b",
         r"\bil manque (?:une|des) |\bpouvez-vous\b|\bfaltan? (?:un )?datos?\b",
