@@ -37,15 +37,17 @@ class Fence(NamedTuple):
 def fences(text: str) -> tuple[list[Fence], str]:
     """The fences of a text, in order, and what stands outside of them.
 
-    As in CommonMark, a closing fence that is indented four more than the opening one is in the code, but where only
-    such ones make pairs of all fences.
+    As in CommonMark, a closing fence that is indented four more than the opening one is in the code, but where more
+    fences make pairs otherwise.
     """
-    strict, loose = _read(text, 4), _read(text, len(text))
-    return loose if _paired(loose[0]) and not _paired(strict[0]) else strict
+    return min(_read(text, 4), _read(text, len(text)), key=_faults)
 
 
-def _paired(found: list[Fence]) -> bool:
-    return all(fence.closed and not _NAMED.search(fence.body) for fence in found)
+def _faults(reading: tuple[list[Fence], str]) -> int:
+    """How many blocks are left open, or opened within another block or a line of the text; one where there are none."""
+    found, outside = reading
+    texts = [outside, *(fence.body for fence in found)]
+    return sum(not fence.closed for fence in found) + sum(bool(_NAMED.search(text)) for text in texts) + (not found)
 
 
 def _read(text: str, indented: int) -> tuple[list[Fence], str]:
@@ -81,13 +83,11 @@ def code_of(answer: str, language: str = "python", *, defines: bool = False) -> 
     """The last block named after the language, else the last block without a name, else the text after the thoughts.
 
     A block that is opened and never closed reaches to the end (the answer was cut off). Fences that share their line
-    with text count where only they make pairs of all. ``defines``: blocks that neither define a function or class nor
+    with text count where so more of them make pairs. ``defines``: blocks that neither define a function or class nor
     assign one anew, such as an example of its use, count only where no other does.
     """
     text = after_thinking(answer).replace("\r\n", "\n")
-    found, apart = fences(text)[0], fences(_WITHIN.sub(r"\1\n", text))[0]
-    if not (found and _paired(found)) and _paired(apart):
-        found = apart
+    found, _ = min(fences(text), fences(_WITHIN.sub(r"\1\n", text)), key=_faults)
     names = ("", *FENCE_WORDS.get(language, (language,)))
     blocks = [block for block in found if block.language.lower() in names]
     if defines:
