@@ -396,6 +396,20 @@ def test_code_without_end_is_wrong(plain: PlainSandbox) -> None:
         ("```python\nx = 1```", "x = 1\n"),
         ("```python\nx = 1\n```<|im_end|>", "x = 1\n"),
         ("```python\n'''\n```inner```\n'''\n```", "'''\n```inner```\n'''\n"),
+        ("```python\n# strip ```\nx = 1\n```", "# strip ```\nx = 1\n"),
+        ("# opens with ```\nx = 1", "# opens with ```\nx = 1"),
+        ("It is between ```\n\n```python\nx = 1\n```", "x = 1\n"),
+        ("It is in ```python\n\n```python\nx = 1\n```", "x = 1\n"),
+        ("Code: ```python\nx = 1\n```\nCode: ```python\nx = 2\n```", "x = 2\n"),
+        ("```python\nx = 1```\nbetter:\n```python\nx = 2\n```", "x = 2\n"),
+        ("Code: ```python\nx = 1```\nbetter:\n```python\nx = 2\n```", "x = 2\n"),
+        ("Code: ```python\nx = 1\n```\nbetter:\n```python\nx = 2", "x = 2"),
+        ("Code: ```python\nx = 1", "x = 1"),
+        ("Code: ```python\nx = 1\n    ```\nIt works.", "x = 1\n"),
+        ("```python\nif x:\n    y = 1\n    ```\nIt works.", "if x:\n    y = 1\n"),
+        ("```python\nx = 1\n    ```\nbetter:\n```python\nx = 2\n```", "x = 2\n"),
+        ("  ```python\nif x:\n  y = 1\n  ```", "if x:\n  y = 1\n"),
+        ("1. Code:\n\n    ```python\nif x:\n    y = 1\n    ```", "if x:\n    y = 1\n"),
     ],
 )
 def test_code_in_an_answer(answer: str, code: str) -> None:
@@ -409,6 +423,12 @@ def test_an_example_of_its_use_is_not_the_function() -> None:
     assert code_of(answer, defines=True) == "def f(x): return 2\n"
     assert code_of("```python\nf = abs\n```", defines=True) == "f = abs\n"
     assert code_of("```\ndef f(): return 1\n```\n```python\nf()\n```", defines=True) == "def f(): return 1\n"
+
+
+@pytest.mark.parametrize("code", ["f = lambda x: x + 1", "f: Callable = partial(add, 1)"])
+@pytest.mark.parametrize("before", ["```python\ndef f(x): return x", "```\nclass of solutions: O(1)"])
+def test_a_function_that_is_assigned_anew_is_no_example_of_its_use(before: str, code: str) -> None:
+    assert code_of(f"{before}\n```\n```python\n{code}\n```", defines=True) == code + "\n"
 
 
 TEXTS, INTS = st.text(max_size=3), st.integers()

@@ -70,6 +70,13 @@ def test_a_wrong_answer_is_zero_and_never_no_verdict(box: Sandbox, name: str) ->
         ("import inspect\nassert list(inspect.signature(f).parameters) == ['x'] and f(1) == 2", "signature"),
         ("import io, sys\nsys.stdin = io.StringIO('1')\nassert f(1) == 2", "stdin"),
         ("import os\nos.environ['A'] = '1'\nassert f(1) == 2", "environ"),
+        ("from os import environ as e\nimport os as o\no.chdir('/tmp')\nassert f(1) == 2", "chdir"),
+        ("from pathlib import Path\nwith Path('a').open('w'):\n    assert f(1) == 2", "open"),
+        (
+            "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n"
+            "        with self.assertLogs():\n            assert f(1) == 2",
+            "assertLogs",
+        ),
         ("def test_f(caplog):\n    assert f(1) == 2 and not caplog.text", "caplog"),
         ("import pytest\nwith pytest.warns(UserWarning):\n    assert f(1) == 2", "warns"),
     ],
@@ -222,6 +229,31 @@ ROWS: dict[str, tuple[str, str, Any]] = {
         "class Solution:\n    def f(self, head: ListNode): return head.next",
         "class Solution:\n    def f(self, head: ListNode): return head",
         {"fn_name": "f", "inputs": ["[1,2,3]"], "outputs": ["[2,3]"]},
+    ),
+    "nodes that need the next one": (
+        "class ListNode:\n    def __init__(self, val, next): self.val, self.next = val, next\n"
+        "class Solution:\n    def f(self, head: ListNode): return head.next",
+        "class Solution:\n    def f(self, head: ListNode): return head",
+        {"fn_name": "f", "inputs": ["[1,2,3]"], "outputs": ["[2,3]"]},
+    ),
+    "nodes that are frozen": (
+        "class ListNode(NamedTuple):\n    val: int\n    next: Any\n"
+        "class Solution:\n    def f(self, head: ListNode): return head.next",
+        "class Solution:\n    def f(self, head: ListNode): return head",
+        {"fn_name": "f", "inputs": ["[1,2,3]"], "outputs": ["[2,3]"]},
+    ),
+    "trees that need what is below": (
+        "import dataclasses\n@dataclasses.dataclass(frozen=True)\n"
+        "class TreeNode:\n    val: int\n    left: Any\n    right: Any\n"
+        "class Solution:\n    def f(self, root: TreeNode): return root.right",
+        "class Solution:\n    def f(self, root: TreeNode): return root.left",
+        {"fn_name": "f", "inputs": ["[1,null,3,4,5,null,6]"], "outputs": ["[3,4,5,null,6]"]},
+    ),
+    "trees that are made of a value alone": (
+        "class TreeNode:\n    def __init__(self, x): self.val, self.left, self.right = x, None, None\n"
+        "class Solution:\n    def f(self, root: TreeNode): return root.right",
+        "class Solution:\n    def f(self, root: TreeNode): return root.left",
+        {"fn_name": "f", "inputs": ["[1,2,3,null,null,4]"], "outputs": ["[3,4]"]},
     ),
     "lists of many values": (
         "class Solution:\n    def f(self, a: List[int]) -> List[int]: return sorted(a)",

@@ -11,7 +11,6 @@ import atexit
 import importlib.util
 import inspect
 import re
-import signal
 import sysconfig
 import threading
 import time
@@ -40,8 +39,6 @@ _LACKS = re.compile(
     rb"NameError: name '([A-Za-z]+)' is not defined|RecursionError: maximum|ValueError: Exceeds the limit"
 )
 """How a program ends that takes names for granted, or limits as public judges have them."""
-_OVERFLOW = b"RecursionError: maximum"
-"""In place of what a program says that has raised Python's limit above what its stack holds."""
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _MISSING = re.compile(r"No module named '(\w+)")
 _LIBRARIES = frozenset("numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests".split())
@@ -171,7 +168,7 @@ class CodeVerifier:
             return explained(sandbox.run(program, limits=limits, timeout_s=timeout_s))
 
         result = run(source)
-        lacks = _LACKS.search(_OVERFLOW if result.signal == signal.SIGSEGV else result.stderr)
+        lacks = _LACKS.search(result.stderr)
         if lacks and self.language == "python" and hasattr(preamble, (lacks[1] or b"raise_limits").decode()):
             result = run(_behind(inspect.getsource(preamble) + "\nraise_limits()\n", source))
         if result.compile is not None and not result.compile.ok:

@@ -239,23 +239,35 @@ class Answer:
         if "ListNode" in kind and ("ist[" in kind or (value and isinstance(value[0], list))):
             return [self._as_node("ListNode", item) for item in value]
         if "ListNode" in kind:
-            nodes = list(map(self._node("ListNode"), value))  # a class of the answer may take the value alone
-            for node, after in itertools.pairwise([*nodes, None]):
-                node.next = after
-            return nodes[0] if nodes else None
+            first = None
+            for item in reversed(value):
+                first = self._made("ListNode", item, next=first)
+            return first
         return self._tree(value) if "TreeNode" in kind else value
 
     def _node(self, name: str) -> Any:
         """The class of this name: the answer's own, or the one that it takes for granted."""
         return self.space.get(name, self.given.get(name))
 
+    def _made(self, name: str, value: Any, **links: Any) -> Any:
+        kind = self._node(name)
+        try:
+            return kind(value, *links.values())
+        except TypeError:  # a class of the answer may take the value alone
+            node = kind(value)
+            for link, other in links.items():
+                setattr(node, link, other)
+            return node
+
     def _tree(self, values: list[Any]) -> Any:
-        nodes = [None if value is None else self._node("TreeNode")(value) for value in values]
-        below = iter(nodes[1:])
-        for node in nodes:
-            if node is not None:
-                node.left, node.right = next(below, None), next(below, None)
-        return nodes[0] if nodes else None
+        numbers = itertools.count(1)
+        below = [(0, 0) if value is None else (next(numbers), next(numbers)) for value in values]
+        nodes: dict[int, Any] = {}
+        for number, value in reversed([*enumerate(values)]):
+            if value is not None:
+                left, right = map(nodes.get, below[number])
+                nodes[number] = self._made("TreeNode", value, left=left, right=right)
+        return nodes.get(0)
 
     def _nodes_out(self, value: Any) -> Any:
         if isinstance(value, list):

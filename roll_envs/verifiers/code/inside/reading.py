@@ -25,11 +25,16 @@ _CONTAINERS = {
 }
 """Classes with which tests compare what functions of the answer return."""
 _SHARED = frozenset(
-    "open tempfile shutil subprocess mock patch MagicMock Mock monkeypatch mocker tmp_path tmpdir seed signature "
-    "stdin redirect_stderr environ chdir warns assertWarns assertWarnsRegex deprecated_call recwarn caplog assertLogs "
-    "getsource getfullargspec get_type_hints iscoroutinefunction is_dataclass asdict astuple".split()
+    "open tempfile shutil subprocess mock patch MagicMock Mock seed signature stdin redirect_stderr environ chdir "
+    "warns deprecated_call getsource getfullargspec get_type_hints iscoroutinefunction is_dataclass asdict astuple"
+    .split()
+)  # fmt: skip
+"""Names of libraries by which tests reach into the process or the files of the answer, or look at its code."""
+_OF_TESTS = frozenset(
+    "monkeypatch mocker tmp_path tmpdir recwarn caplog assertWarns assertWarnsRegex assertLogs".split()
 )
-"""Names by which tests reach into the process or the files of the answer, or look at its code."""
+"""Arguments and methods of tests by which they do."""
+_DATA = "__data__"
 
 
 _MODULES = frozenset(
@@ -55,7 +60,7 @@ def _is_harmless(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         return isinstance(node.ctx, ast.Load) and not node.attr.startswith("_") and node.attr not in _NO_ATTRIBUTE
     if isinstance(node, ast.Name):
-        return not node.id.startswith("__") and node.id not in _NO_BUILT_IN
+        return node.id == _DATA or (not node.id.startswith("__") and node.id not in _NO_BUILT_IN)
     return isinstance(node, _NODES) and not isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom))
 
 
@@ -87,7 +92,7 @@ class Code(NamedTuple):
     shares: str
     """The name by which they change files or modules that the answer is meant to see."""
     data: Data
-    """Their long literals, as ``_data_``."""
+    """Their long literals, as ``__data__``."""
 
 
 @functools.lru_cache(32)  # a row is often judged with several answers, one after the other
@@ -106,11 +111,9 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     data.visit(tree)
     imported = take_imports(tree) | ({"candidate": entry} if entry else {})
     nodes = list(ast.walk(tree))
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    shares = next((name for name in map(_name_of, nodes) if name in _SHARED - stored), "")
     handlers = [each for node in nodes if isinstance(node, ast.ExceptHandler) for each in ast.walk(node)]
     caught = frozenset(n.id for n in handlers if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    names = free_names(ast.unparse(tree), {*imported, "candidate", "__file__", "_data_"})
+    names = free_names(ast.unparse(tree), {*imported, "candidate", "__file__", _DATA})
     wanted = {*(source for source in imported.values() if source != "*"), *names}
     builtin = {name for name in wanted if hasattr(builtins, name)}
     if entry or wanted - builtin:
@@ -137,7 +140,7 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
         harmless=harmless,
         shared=shared,
         caught=caught,
-        shares=shares,
+        shares=_shares(nodes),
         data=data,
     )
 
@@ -155,7 +158,7 @@ class Data(ast.NodeTransformer):
         if len([*getattr(node, "elts", ()), *getattr(node, "values", ())]) < _LONG or not _is_data(node):
             return self.generic_visit(node)
         self._codes.append(compile(ast.Expression(node), "<tests>", "eval"))
-        return ast.copy_location(ast.parse(f"_data_[{len(self._codes) - 1}]", mode="eval").body, node)
+        return ast.copy_location(ast.parse(f"{_DATA}[{len(self._codes) - 1}]", mode="eval").body, node)
 
 
 def _is_data(node: Any) -> bool:
@@ -195,6 +198,27 @@ def _is_given(node: ast.stmt, entry: str) -> bool:
 
 def _name_of(node: ast.AST) -> str:
     return str(getattr(node, {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg"}.get(type(node), ""), ""))
+
+
+def _shares(nodes: list[ast.AST]) -> str:
+    """The name by which tests share state with the answer; the answer's own functions and methods may have the same."""
+    imports = [a for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for a in node.names]
+    imported = {(a.asname or a.name).partition(".")[0] for a in imports}
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    libraries = imported | ({"open", *_KNOWN, *sys.stdlib_module_names} - stored - arguments)
+    for node in nodes:
+        name = _name_of(node)
+        if name in _OF_TESTS - stored or (name in _SHARED and _owner(node) in libraries):
+            return name
+    return ""
+
+
+def _owner(node: Any) -> str:
+    """The name that an expression begins with."""
+    while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return _name_of(node)
 
 
 def take_imports(tree: ast.Module) -> dict[str, str]:

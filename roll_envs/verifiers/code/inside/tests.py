@@ -260,7 +260,7 @@ class Tests:
         if any("allclose" in text for text in self._plan["asserts"]):
             with contextlib.suppress(ImportError):
                 _close_as_tests_mean()
-        space |= {"__judge__": self, "_data_": code.data}
+        space |= {"__judge__": self, "__data__": code.data}
         exec(code.code, space)
         if code.tested:
             run_tests(module, self.outcome)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 from roll_envs.verifiers.code.inside.frames import NotPlain, framed, read_frame, take_frame
 
 MOST_VALUES, _MOST_CHARACTERS = 250_000, 4_000_000
+"""Items in a value, and characters of a request, which is less than a jail may print."""
 MAX_DEPTH = 90
 CONTENT = (dict, list, set)
 """Of a class derived from one of these, with methods of its own, objects stay with the answer; they equal what they
@@ -34,7 +35,11 @@ BUILT_IN = {
 }
 
 
+_NATIVE, _WORD = (type(None), bool, int, float, str), 1 << 63
+
+
 def _is_native(value: Any) -> bool:
+    """Whether JSON has the value: as decimal digits, a longer integer could exceed Python's limit on them."""
     return type(value) in _NATIVE and (type(value) is not int or -_WORD < value < _WORD)
 
 
@@ -228,7 +233,6 @@ def _from_hex(*parts: str) -> list[int]:
     return [int(part, 16) for part in parts]
 
 
-_NATIVE, _WORD = (type(None), bool, int, float, str), 1 << 63
 # Hexadecimal: exact, and without Python's limit on the decimal digits of an int.
 _FORMS = (
     _Form("i", int, lambda value: [hex(int.__add__(value, 0))], lambda text: int(text, 16), True),
