@@ -115,9 +115,9 @@ _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\b(?:per|of))\s*$")
 _TIME = re.compile(
     r"(\d{1,2})(?=:|[^:]*[ap]\.?\s?m)(?::(\d\d))?(?:\s*(?:\\text\s*\{)?\s*([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
 )
-NUMBERS = r"(?:\\mathbb|\\text)?\s*\{?\s*([ZNQℤℕℚ])\s*\}?(?:\s*[\^_]\s*\{?([+*])\}?)?"
+NUMBERS = r"(?:\\mathbb|\\text)?[\s{]*+([ZNQℤℕℚ])[\s}]*+(?:[\^_][\s{]*+([+*])\}?)?"
 """The name of a set of numbers: its letter and its sign."""
-_INTEGER_CONDITION = re.compile(rf"[A-Za-z]\s*∈\s*{NUMBERS}")
+_INTEGER_CONDITION = re.compile(rf"[A-Za-z]\s*∈\s*+{NUMBERS}")
 _CONDITIONS = (
     # "f(x) = x for all x" says no more than "f(x) = x".
     (r"(?<==)(.*?)[\s,;(]*(?:\\text\s*\{[\s,(]*for (?:all|every|any|each)\b|\\forall(?![a-z])).*", r"\1"),
