@@ -245,7 +245,7 @@ class Fields(Settings):
     """What stands where in a row; a dotted name leads into nested mappings."""
 
     prompt: str | None = None
-    """Text with ``{field}`` in it; without one the first of prompt, question, problem, instruction, input."""
+    """Text with a ``{field}`` in it, at least one; the default is the first of prompt, question, problem, ..."""
     reference_field: str | None = None
     """Without one the first of reference, answer, ground_truth, reward_model.ground_truth, final_answer, ..."""
     domain_field: str | None = "domain"

@@ -33,10 +33,10 @@ import numpy.typing as npt
 from roll_envs.errors import ConfigError
 
 K1, B = 1.2, 0.75
-FORMAT = 2
+FORMAT = 3
 
-# Chinese and Japanese have no spaces between words.
-_ALONE = "\u3040-\u30ff\u3400-\u9fff"
+# Chinese and Japanese have no spaces between words. "・" and what marks a letter as voiced are no words.
+_ALONE = "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3400-\u9fff\U00020000-\U000323af"
 WORD = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
 _CACHED = 8
 _lock = threading.Lock()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import json
+import math
 import re
 import string
 import unicodedata
@@ -28,14 +29,16 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 _MARKS = str.maketrans(dict.fromkeys(_PUNCTUATION, " "))
 
 
-def texts_of(reference: Any, *, listed: bool = False) -> tuple[str, ...] | str:
+def texts_of(reference: Any, *, listed: float = 0) -> tuple[str, ...] | str:
     """The references as texts, or the reason (a ``str``) why they cannot be used.
 
-    With ``listed`` a text that is a JSON list of texts is several, as in the columns of Skywork-OR1 and PopQA.
+    A text that is a JSON list of at most ``listed`` texts is what it holds, as in the columns of Skywork-OR1 and PopQA.
     """
     if listed and isinstance(reference, str) and re.match(r'\s*\[\s*"', reference):
         with contextlib.suppress(ValueError, RecursionError):
-            return texts_of(json.loads(reference))
+            items = texts_of(json.loads(reference))
+            if not isinstance(items, str) and len(items) <= listed:
+                return items
     if isinstance(reference, str | int | float) and not isinstance(reference, bool):
         return (str(reference),)
     if isinstance(reference, Iterable) and not isinstance(reference, bytes | dict):
@@ -53,8 +56,8 @@ def texts_of(reference: Any, *, listed: bool = False) -> tuple[str, ...] | str:
 class _TextVerifier(abc.ABC):
     """Base of the verifiers here: compares the answer with the texts of the reference."""
 
-    listed = False
-    """Whether the reference may be a JSON list in a text."""
+    listed: float = 0
+    """How many texts the reference may hold as a JSON list in a text."""
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         wanted = texts_of(reference, listed=self.listed)
@@ -139,7 +142,7 @@ def squad_f1(answer: str, reference: str) -> float:
 class ExactMatchVerifier(_TextVerifier):
     """1.0 when the answer is a reference after :func:`squad_normalize`."""
 
-    listed = True
+    listed = math.inf
 
     def _compare(self, answer: str, wanted: tuple[str, ...]) -> Score:
         return _equal_to_one(squad_normalize(short_answer(answer)), set(map(squad_normalize, wanted)))
@@ -148,7 +151,7 @@ class ExactMatchVerifier(_TextVerifier):
 class F1Verifier(_TextVerifier):
     """The best :func:`squad_f1` over the references; passed from ``threshold`` on."""
 
-    listed = True
+    listed = math.inf
 
     def __init__(self, *, threshold: Annotated[float, Field(gt=0, le=1)] = 1.0) -> None:
         self.threshold = threshold

@@ -58,7 +58,7 @@ NESTED: list[dict[str, Any]] = [
     {"prompt": None, "question": "c", "answer": float("nan"), "solution": "\\boxed{7}"},
     {"question": "c", "solution": ["We count them one by one."], "final_answer": ["$7$"]},
     {"problem": "c", "generated_solution": "We count.", "expected_answer": "7"},
-    {"prompt": "c", "reward_model": {"style": "rule", "ground_truth": '["7", "x=7"]'}},
+    {"prompt": "c", "reward_model": {"style": "rule", "ground_truth": '["7"]'}},
     {"problem": "c", "answer": [["7"], ["x=7"]]},
     {"problem": "c", "answer": "\\textbf{(B)}\\ 7"},
 ]

@@ -103,6 +103,7 @@ def test_a_bad_corpus_is_told(tmp_path: Path, content: str, says: str) -> None:
 def test_words() -> None:
     assert words_of_text("Größe, 2nd_try ﬁne!") == ["grösse", "2nd", "try", "fine"]
     assert words_of_text("東京タワー。Tokyo2020") == [*"東京タワー", "tokyo2020"]
+    assert words_of_text("ジョン・レノン ｶﾅ 𠮷野") == [*"ジョンレノンカナ𠮷野"]
 
 
 def test_a_snippet_shows_where_the_words_are() -> None:

@@ -104,8 +104,12 @@ def test_several_references(math: Any) -> None:
     assert judged(math, "0.5", ["7", "\\frac12"])
     assert not judged(math, "0.6", ["7", "\\frac12"])
     assert judged(math, "the answer is 7", 7)
-    assert judged(math, "0.5", '["7", "\\\\frac12"]')  # as JSON in a text, in Skywork-OR1
-    assert not judged(math, "0.6", '["7", "\\\\frac12"]')
+    assert judged(math, "The answer is 10^{th}.", "10^{th}")
+    assert judged(math, "0.5", '["\\\\frac12"]')  # as JSON in a text, in Skywork-OR1
+    assert not judged(math, "0.6", '["\\\\frac12"]')
+    # Of several, whether all are the answer or any is not known.
+    assert judged(math, "\\boxed{[1,2]}", '["1","2"]')
+    assert not judged(math, "\\boxed{1}", '["1","2"]')
     assert judged(math, "7/2", 3.5)
     assert judged(math, "\\boxed{4}", "so \\boxed{4}")
 

@@ -177,6 +177,7 @@ def test_squad() -> None:
     f1 = make_verifier("f1", threshold=0.5)
     for name, right in (("em", True), ("f1", True), ("exact", False)):  # a list in a text, as in PopQA
         assert make_verifier(name)("politician", '["leader", "politician"]').passed is right
+        assert passed(make_verifier(name), '["a", null]', '["a", null]')
     verdict = f1("a quick brown fox", ["nothing", "the brown fox jumps high"])
     assert isinstance(verdict, Score)
     assert (verdict.passed, verdict.parts["em"]) == (True, 0.0)

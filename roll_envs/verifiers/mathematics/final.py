@@ -145,12 +145,15 @@ def for_reference(found: str, reference: str) -> str:
 
     Of a value and its decimals (``\frac{1}{3} ≈ 0.333``) the decimals where the reference has some.
     """
-    sides = [side for side in re.split(r"≈|\\approx(?![a-z])", found) if re.search(r"[\dπ]|pi", side)]
-    if sides and "≈" in found.replace("\\approx", "≈"):
+    parts = re.split(r"≈|\\approx(?![a-z])", found)
+    # In a list, each item may have decimals of its own.
+    if len(parts) > 1 and not re.search(r"(?<!\\)(?:,(?!\}?(?:\\!)?\d{3})|;)|[、或和]|\b(?:or|and)\b", found):
+        sides = [side for side in parts if re.search(r"[\dπ]|pi", side)] or parts
         exact = [side for side in sides if not _DECIMAL.search(side)]
         found = exact[0] if exact and not _DECIMAL.search(reference) else sides[-1]
     label = _LABEL.match(found)
-    if label is None:
+    # Of several labels, each is that of a part of the problem.
+    if label is None or re.search(r"(?:(?<![A-Za-z])\(|[\s,;])[A-Ja-j]\)|\b[A-J][.:]\s", found[label.end() :]):
         return found
     return (label[1] or label[2] or label[3]) if _LABEL_ALONE.fullmatch(reference.strip()) else found[label.end() :]
 

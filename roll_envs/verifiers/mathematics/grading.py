@@ -353,7 +353,9 @@ def _same_region(gold: Node, said: Node) -> bool:
     try:
         one, other = region_of(gold), region_of(said)
     except NO_REGION:
-        return gold == said  # not a set that can be evaluated, but perhaps the same text
+        # Not a set that can be evaluated, but perhaps the same text.
+        texts = [(n.operators, [*map(_bare, n.pieces)]) for n in (gold, said) if isinstance(n, Region)]
+        return len(texts) == 2 and texts[0] == texts[1]
     if one.variable and other.variable and one.variable != other.variable:
         return False
     return bool(one.set == other.set or sympy.SymmetricDifference(one.set, other.set).is_empty)

@@ -11,7 +11,7 @@ from sympy.solvers.inequalities import (  # type: ignore[import-untyped,import-n
 )
 
 from roll_envs.verifiers.mathematics import symbols
-from roll_envs.verifiers.mathematics.structure import Expression, Group, Node, Region, read, split
+from roll_envs.verifiers.mathematics.structure import NUMBERS, Expression, Group, Node, Region, read, split
 
 _SIGN = re.compile(r"([<>≤≥≠=])")
 _RELATIONS: dict[str, Any] = {
@@ -21,6 +21,12 @@ _RELATIONS: dict[str, Any] = {
     "≥": sympy.GreaterThan,
     "≠": sympy.Unequality,
     "=": sympy.Equality,
+}
+_NUMBER_SETS = {
+    **dict.fromkeys(("Z", "ℤ"), sympy.S.Integers),
+    **dict.fromkeys(("N", "ℕ"), sympy.S.Naturals0),
+    **dict.fromkeys(("Q", "ℚ"), sympy.S.Rationals),
+    **dict.fromkeys(("N*", "ℕ*", "N+", "ℕ+", "Z+", "ℤ+"), sympy.S.Naturals),
 }
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 
@@ -60,6 +66,9 @@ def _named(text: str) -> Any:
         return sympy.S.Reals
     if text == "∅":
         return sympy.S.EmptySet
+    numbers = re.fullmatch(NUMBERS, text)
+    if numbers and (known := _NUMBER_SETS.get(numbers[1] + (numbers[2] or ""))):
+        return known
     if text.startswith("(") and split(text[1:-1], "∪∩∖")[1:]:
         text = text[1:-1]
     (node, *_) = read(text)
@@ -87,6 +96,8 @@ def _inequalities(region: Region) -> RealSet:
 
 def _chain(text: str) -> tuple[str, Any]:
     """``1 < x ≤ 2`` as its variable and its set. Raises ValueError unless there is one variable."""
+    if member := re.fullmatch(r"([A-Za-z]|\\[a-z]+)\s*∈\s*(\S.*)", text):
+        return symbols.parse(member[1]).name, _named(member[2])
     tokens = _SIGN.split(text)
     if not 3 <= len(tokens) <= 9:
         raise ValueError("not two to five sides")

@@ -90,9 +90,7 @@ _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _JOIN = re.compile(r"\\text\s*\{\s*(?:,\s*)?(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])")
 _COMPARISON = re.compile(r"[<>≤≥≠]")
 # What stands in {x ∈ ℝ | x > 3}.
-_BUILT = re.compile(
-    r"(?s)\s*(?:[A-Za-z]|\\[a-z]+)\s*(?:(?:∈[^|]*)?\||(?:∈[^:]*)?:)(.*[<>≤≥≠].*?)(?:(?:,|\\text\s*\{\s*and\b|and\b)[^,]*∈[^,]*)?"
-)
+_BUILT = re.compile(r"(?s)\s*([A-Za-z]|\\[a-z]+)\s*(?:∈([^|:]*))?[|:](.*[<>≤≥≠].*)")
 _MEMBER = re.compile(r"([A-Za-z]\w*|\([a-z, ]+\)|\\[a-z]+)\s*∈\s*")
 _COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NO_UNIT = frozenset(
@@ -117,12 +115,14 @@ _TAIL_OPERATOR = re.compile(r"(/|\\cdot|\*|\b(?:per|of))\s*$")
 _TIME = re.compile(
     r"(\d{1,2})(?=:|[^:]*[ap]\.?\s?m)(?::(\d\d))?(?:\s*(?:\\text\s*\{)?\s*([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
 )
-_INTEGER_CONDITION = re.compile(r"[A-Za-z]\s*∈\s*(?:\\mathbb|\\text)?\s*\{?\s*[ZNQ]\s*\}?(?:\s*\^\s*\{?[+*]\}?)?")
+NUMBERS = r"(?:\\mathbb|\\text)?[\s{]*+([ZNQℤℕℚ])[\s}]*+(?:[\^_][\s{]*+([+*])\}?)?"
+"""The name of a set of numbers: its letter and its sign."""
+_INTEGER_CONDITION = re.compile(rf"[A-Za-z]\s*∈\s*+{NUMBERS}")
 _CONDITIONS = (
     # "f(x) = x for all x" says no more than "f(x) = x".
     (r"(?<==)(.*?)[\s,;(]*(?:\\text\s*\{[\s,(]*for (?:all|every|any|each)\b|\\forall(?![a-z])).*", r"\1"),
     # "(k ∈ ℤ)", "where k ∈ ℤ" and "where k is an integer" become ", k ∈ ℤ".
-    (r"[\s,;]*\(\s*([A-Za-z]\s*[∈<>≤≥≠][^()]*)\)$", r", \1"),
+    (r"(?<=[^\s,;])[\s,;]*\(\s*([A-Za-z]\s*[∈<>≤≥≠][^()]*)\)$", r", \1"),
     (r"[\s,;]*\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*(?=[A-Za-z]\s*∈)", ", "),
     (
         r"[\s,;]*\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*([A-Za-z])\s*\\text\s*\{[a-z ]*integers?\s*\}$",
@@ -143,9 +143,12 @@ _CONDITIONS = (
         r"\1\\equiv \2\4, \1\\equiv \3\4",
     ),
     # In a function, "x ∈ ℝ" says no more; nor does "n ≥ 1" in a sequence.
-    (r"^(.*[(_]\{?([a-z])[)}]?\s*=[^,;]*?)[\s,;]*(?:\2\s*∈|n\s*≥).*$", r"\1"),
-    # A point with its name, "P(2, 3)", and a column, "(2, 3)^T".
-    (r"^([A-Z](?:_\{?\d\}?)?)\s*(\([^()=]*,[^()=]*\))$", r"\1=\2"),
+    (
+        r"^(.*[(_]\{?([a-z])[)}]?\s*=[^,;]*?)(?:[\s,;]*\2\s*(?:≥\s*1|∈\s*(?:ℝ|[\\a-z{\s]*[ZNQℤℕℚ][\s{}^_+*]*)))+$",
+        r"\1",
+    ),
+    # A point with its name, "P(2, 3)", and a column, "(2, 3)^T". C(5, 2), N(0, 1) and F(x, y) are no points.
+    (r"^([ABDEMOPQ]|[A-Z]_\{?\d\}?)\s*(\([^()=]*,[^()=]*\))$", r"\1=\2"),
     (r"^([\[(][^\[\](),]*,[^\[\]()]*[\])])\s*\^\s*\{?\s*(?:T|\\top)\s*\}?$", r"\1"),
 )
 """Patterns of conditions and of other notations, and how the readers below find them, in order."""
@@ -289,7 +292,10 @@ def _single_group(text: str, depth: int) -> list[Node]:
 
 def _set(inner: str, depth: int) -> list[Node]:
     if built := _BUILT.fullmatch(inner):
-        return [node for node in read(built[1], depth + 1) if isinstance(node, Region)]
+        name, domain, condition = built.groups()
+        if domain and domain.strip() != "ℝ":
+            condition += f" and {name} ∈ {domain}"
+        return [node for node in read(condition, depth + 1) if isinstance(node, Region)]
     return [Group(brackets="{}", items=_flat(_each(_filled(inner), depth)).items)]
 
 
@@ -298,7 +304,7 @@ def _region(text: str, depth: int) -> list[Node]:
     variable = member[1] if member else ""
     body = text[member.end() :] if member else text
     if _COMPARISON.search(body):
-        return _inequalities(body)
+        return _inequalities(text)
     pieces, operators = cut(body, "∪∩∖")
     if member and body[:1] == "⦃" and len(pieces) == 1:
         return read(body, depth + 1)
@@ -329,12 +335,16 @@ def _several(text: str, depth: int) -> list[Node]:
     # "1,234" is one number; where nothing follows it, it may be a list of two as well.
     if grouped(number) and len(split(joined.replace(number, "0", 1))) == 1:
         spaced = [Group(brackets="", items=_each(parts, depth))] if number == bare and "." not in number else []
-        return [*_expressions(text), *spaced]
+        return [*_expressions(text.replace(number, re.sub("[, ]", "", number), 1)), *spaced]
     if any(part in ("...", r"\ldots", r"\dots", r"\cdots") for part in parts):
         return _expressions(text)
     joints = [match[1] or match[2] for match in _JOIN.finditer(text)]
     either = joints == ["or"] * (len(parts) - 1)
-    return [_flat((node for part in parts for node in read(part, depth + 1)[:1]), either)]
+    several = _flat((node for part in parts for node in read(part, depth + 1)[:1]), either)
+    options = re.sub(r"\\text|[\s{}(),;]", "", joined)
+    # "A, C, and D" chooses what "ACD" does.
+    chosen = re.fullmatch("[A-H]{2,}|[①-⑨]{2,}", options) and "or" not in joints
+    return [several, *([Expression(text=options)] if chosen else [])]
 
 
 def _flat(nodes: Iterable[Node], either: bool = False) -> Group:

@@ -44,6 +44,8 @@ _SPELLINGS = (
         r"\\\1 ",
     ),
     (r"\\text\s*\{\s*([A-Za-z])\s*\}", r"{\1}"),
+    # The odd root of a negative number is the real one; (-8)^{1/3} is not.
+    (r"\\sqrt\s*(\[\s*\d*[13579]\s*\])\s*\{\s*-((?:[\d.\s]|\\frac\{\d+\}\{\d+\})+)\}", r"{(-1)}\\cdot\\sqrt\1{\2}"),
     (r"\\lg(?![A-Za-z])", r"\\log_{10}"),
     (r"\\(arc)?tg(?![A-Za-z])", r"\\\1tan"),
     (r"\\(arc)?ctg(?![A-Za-z])", r"\\\1cot"),
@@ -143,15 +145,12 @@ def _in_base(digits: str, base: int) -> Any:
 
 
 def _exact(expression: Any) -> Any:
-    """Replace floats by the exact fractions of the decimals that were written, ``i`` by the imaginary unit, odd
-    roots of negative numbers by the real ones, and a derivative of a letter, which SymPy takes for 0, by a name."""
+    """Replace floats by the exact fractions of the decimals that were written, ``i`` by the imaginary unit, and a
+    derivative of a letter, which SymPy takes for 0, by a name."""
     floats = expression.atoms(sympy.Float) if isinstance(expression, sympy.Basic) else set()
     replaced = {f: sympy.Rational(str(f)) for f in floats}
     names = {s for s in expression.free_symbols if s.name == "i"}
     replaced |= dict.fromkeys(names, sympy.I)
-    powers = (p for p in expression.atoms(sympy.Pow) if p.base.is_Rational and p.exp.is_Rational)
-    odd = (p for p in powers if p.base < 0 and p.exp.q > 1 and p.exp.q % 2)
-    replaced |= {p: sympy.Integer(-1) ** p.exp.p * (-p.base) ** p.exp for p in odd}
     slopes = {d for d in expression.atoms(sympy.Derivative) if d.expr.is_Symbol and d.expr not in d.variables}
     replaced |= {d: sympy.Symbol(str(d), real=True) for d in slopes}
     return expression.xreplace(replaced) if replaced else expression

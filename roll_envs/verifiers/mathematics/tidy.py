@@ -84,7 +84,7 @@ _AFTER_COMMANDS = (
     (r"^\s*Rs\.?\s*(?=\d)", "₹"),
     (r"^\s*R¤", MONEY),
     (r"(?i)(?<=\d)\s*([ap])\.\s?m\b", r" \1m"),
-    (r"(?<=\d)\s*(?:\^\s*)?\{?(?:\\text\s*\{)?(?:st|nd|rd|th)\}*$", ""),
+    (r"(?<=\d)\s*(?:\^\s*)?\{?(?:\\text\s*\{)?(?:st|nd|rd|th)\}*\.?$", ""),
     (r"(?<!:)\b(\d{1,2})\s+o'clock", r"\1:00"),
     (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
     (r"(?<=\d)\s+remainder\s+(?=\d)", " R "),
@@ -127,9 +127,6 @@ def tidy(text: str) -> str:
     number = re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text)
     number = in_digits(re.sub(r"(?i)^(?:an? )?(?=(?:half|third|quarter)$)", "one ", number))
     text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?: (?:hundred|thousand|[mb]illion))?", number) else text
-    options = re.sub(r"\\text|\band\b|[\s{}(),;]", "", text)
-    if re.fullmatch("[A-H]{2,}|[①-⑨]{2,}", options):  # "A, C, and D" chooses what "ACD" does
-        return options
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
 
 

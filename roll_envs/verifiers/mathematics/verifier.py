@@ -30,6 +30,8 @@ from roll_envs.verifiers.workers import Outcome, PoolSettings, WorkerPool, share
 _MODULE = "roll_envs.verifiers.mathematics.grading"
 # "3,5", as decimals are written in many languages; three digits would be a group.
 _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}(?![\d,]))")
+# "1.1444...", the digits of 1.1444 and more, unless all are equal, as in 0.333...
+_CUT = re.compile(r"\s*(-?\d+\.(?!(\d)\2*\D)\d+)\s*(?:\\[lc]?dots|\.\.\.|…)\s*$")
 _REMEMBERED = 20_000
 
 
@@ -76,14 +78,14 @@ class MathVerifier:
         return shared_pool(self._settings)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        wanted = texts_of(reference, listed=True)
+        wanted = texts_of(reference, listed=1)
         if isinstance(wanted, str):
             return Failed(reason=wanted)
         found = final_expression(answer, require_boxed=self.require_boxed)
         readable = found if len(found) <= self.max_chars else ""
         failure, ungraded = None, ""
         for text in itertools.chain.from_iterable(map(_accepted, wanted)):
-            verdict = self._one(tidy(for_reference(readable, text)), text)
+            verdict = self._one(for_reference(readable, text), text)
             if isinstance(verdict, Failed):
                 failure = failure or verdict
             elif verdict.passed or (not self.require_boxed and says_words(answer, text)):
@@ -101,6 +103,8 @@ class MathVerifier:
 
     def _one(self, said: str, reference: str) -> Verdict:
         gold = tidy(reference_expression(reference))
+        cut = _CUT.match(said)
+        said = gold if cut and cut[1] == gold else tidy(said)
         if not gold or len(gold) > self.max_chars:
             return Failed(reason=_about(reference, "it is empty" if not gold else f"it has {len(gold)} characters"))
         if said.count(",") == 1 and "(" not in said and (plain_number(gold) is not None or re.search(r"\d\.\d", gold)):
