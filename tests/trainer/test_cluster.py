@@ -10,10 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,25 +92,33 @@ def test_an_address_that_cannot_be_checked_is_refused(address: str) -> None:
         check_manager(config)
 
 
-def test_the_loss_of_a_cluster_s_head_interrupts_what_can_save(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ray = pytest.importorskip("ray", reason="needs the optional part 'ray'")
+def test_the_loss_of_a_cluster_s_head_is_told_while_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.01)
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    interrupts: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: interrupts.append(number))
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as head:
-            watch = threading.Thread(target=ray_cluster._watch, args=(f"127.0.0.1:{head.getsockname()[1]}",))
-            watch.start()
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        monkeypatch.setattr(ray_cluster, "_head_address", lambda: address)
+        with ray_cluster.head_watched(told.append):
             time.sleep(0.3)
-            assert not interrupts
-        watch.join(10)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert interrupts == [signal.SIGTERM]
-    assert "does not answer: the run is saved and ends" in capsys.readouterr().err
+    with ray_cluster.head_watched(told.append):  # it was never reached from here
+        time.sleep(0.3)
+    assert not told
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        with ray_cluster.head_watched(told.append):
+            head.close()
+            assert eventually(lambda: bool(told))
+    assert told == [f"The head of the Ray cluster, {address}, does not answer"]
+
+
+@pytest.mark.parametrize("by_client", [True, False])
+def test_the_address_of_a_head_is_known_to_drivers_alone(monkeypatch: pytest.MonkeyPatch, by_client: bool) -> None:
+    ray = pytest.importorskip("ray", reason="needs the optional part 'ray'")
+    assert ray_cluster._head_address() is None
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray.util.client.ray, "is_connected", lambda: by_client)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="10.0.0.1:6379"))
+    assert ray_cluster._head_address() == (None if by_client else "10.0.0.1:6379")
 
 
 def test_what_is_no_cluster_is_told_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

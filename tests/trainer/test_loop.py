@@ -43,6 +43,7 @@ import trainer.run.saving
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Metrics, Outcome, Task, Trajectory
 from trainer.cli import main
+from trainer.cluster import ray_cluster
 from trainer.command import MISTAKE
 from trainer.config.load import load_config
 from trainer.data.batches import Batch, Denominators
@@ -51,7 +52,7 @@ from trainer.rollout.source import HELD_OUT_SEEDS, Session, draw_tasks, held_out
 from trainer.run.checkpoint import CheckpointState, list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics
-from trainer.run.loop import resume, train
+from trainer.run.loop import Interrupts, resume, train
 from trainer.run.report import Report
 from trainer.run.update import warm_start_step
 
@@ -755,6 +756,38 @@ def test_a_second_interrupt_does_not_save_half_a_step(
     (path / "config.yaml").write_text(text.replace("  every: 0", "  every: 1"))
     go_on(path)
     assert_same_curve(whole[0], path)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_loss_of_a_cluster_s_head_ends_a_run_after_a_whole_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], stopped: bool
+) -> None:
+    """It is no second interrupt where someone has stopped the run already."""
+    original = trainer.run.loop.update
+
+    def lost(config: Any, learner: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs["step"] == 2:
+            if stopped:
+                os.kill(os.getpid(), signal.SIGTERM)
+            head.close()
+            time.sleep(0.5)
+        return original(config, learner, *args, **kwargs)
+
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.01)
+        monkeypatch.setattr(ray_cluster, "_head_address", lambda: address)
+        monkeypatch.setattr(trainer.run.loop, "update", lost)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, checkpoint={"every": 0})
+    path = the_run(tmp_path)
+    assert path is not None
+    assert load_checkpoint(path).progress["steps"] == 3
+    assert ("does not answer: the run is saved and ends." in capfd.readouterr().err) != stopped
+
+
+def test_only_a_run_that_saves_is_interrupted() -> None:
+    Interrupts().interrupt("SIGTERM would end this process")
 
 
 def test_an_interrupt_waits_for_the_weights_that_the_engine_is_sent(

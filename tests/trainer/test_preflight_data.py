@@ -1,4 +1,4 @@
-"""A run on a data set whose references cannot be graded does not start."""
+"""A run on a data set whose references cannot be graded does not start; an evaluation does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from roll_envs.errors import ConfigError
 from trainer.config.load import parse_config
-from trainer.run.preflight import preflight
+from trainer.run.preflight import check_evaluation, preflight
 
 TEXT = """
 format: 1
@@ -21,3 +21,7 @@ env:
 def test_references_are_audited_before_a_run() -> None:
     with pytest.raises(ConfigError, match=r"1 of 2 references(?s:.*)row 1: "):
         preflight(parse_config(TEXT))
+
+
+def test_an_evaluation_counts_such_rows_apart() -> None:
+    check_evaluation(parse_config(TEXT))

@@ -17,7 +17,7 @@ from roll_envs.errors import MissingExtraError, RollError
 from roll_envs.testing import CounterEnv
 from roll_envs.types import Outcome, Trajectory
 from trainer.config import EnvConfig, EvaluationConfig, ModelConfig, RolloutConfig, RunConfig, WarmStartConfig
-from trainer.config.load import load_config
+from trainer.config.load import load_config, parse_config
 from trainer.rollout.records import episode_board, episode_headline, episode_text
 from trainer.run import plot, report
 from trainer.run.evaluate import PhaseResult, phase_result, summary
@@ -116,18 +116,33 @@ def test_the_plan_names_settings_that_nothing_reads() -> None:
     tree = Path(__file__).parents[2]
     for path in tree.glob("configs/**/*.yaml"):
         assert not unread(load_config(path)), path
-    idle = ["critic.lr=1", "loss.kl_estimator=k1", "learner.lora_alpha=3", "placement.learner.restarts=4"]
+    idle = [
+        "critic.lr=1",
+        "critic.backend=fsdp2",
+        "reference.refresh_every=2",
+        "loss.kl_estimator=k1",
+        "learner.lora_alpha=3",
+        "placement.learner.restarts=4",
+    ]
     shown, out = printer()
     shown.print_plan(load_config(tree / "configs/frozenlake_tiny.yaml", [*idle, "warm_start.steps=0"]))
     text = " ".join(out.getvalue().split())
     for words in (
         "warm_start.lr (warm_start.steps is 0)",
         "critic.lr (advantage.name 'gigpo' needs no critic)",
+        "critic.backend (advantage.name 'gigpo' needs no critic)",
+        "reference.refresh_every (loss.kl_coef and reward.kl_coef are 0)",
         "loss.kl_estimator (loss.kl_coef is 0)",
         "learner.lora_alpha",
         "placement.learner.restarts",
     ):
         assert words in text
+
+
+def test_the_plan_names_no_setting_of_the_recipe_and_none_that_shapes_the_optimiser() -> None:
+    text = "format: 1\nname: a\nsteps: 1\nenv: {id: x}\nalgorithm: reinforce_pp_baseline\nloss: {kl_coef: 0}\n"
+    assert not unread(parse_config(text, ["optimizer.weight_decay=0", "optimizer.decay_embeddings=false"]))
+    assert list(unread(parse_config(text, ["loss.kl_estimator=k1"]))) == ["loss.kl_estimator"]
 
 
 def test_lines_about_every_interval_when_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

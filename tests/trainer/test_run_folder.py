@@ -202,9 +202,13 @@ def test_a_full_disk_leaves_the_metrics_whole(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_error_of_the_events_too_and_leaves_them_whole(tmp_path: Path) -> None:
     phase = "long" * 20  # which takes more room there than in metrics.jsonl
     with RunFolder.create(config(tmp_path)) as folder:
-        folder.log(dict.fromkeys("abcdefgh", 1), step=1, phase=phase)
+        with full_after(200), pytest.raises(RollError, match=r"the disk is full .*tensorboard"):
+            folder.log(dict.fromkeys("abcdefgh", 1), step=1, phase=phase)
         [file] = folder.tensorboard_path.iterdir()
+        assert not file.read_bytes()
+        folder.log(dict.fromkeys("abcdefgh", 1), step=1, phase=phase)
         whole = file.read_bytes()
+        assert b"brain.Event:2" in whole
         with full_after(len(whole) + 20), pytest.raises(RollError, match=r"the disk is full .*tensorboard"):
             folder.log({"a": 2}, step=2, phase=phase)
         assert file.read_bytes() == whole

@@ -11,8 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +20,9 @@ from roll_envs.errors import ConfigError, MissingExtraError
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0
 """Longest wait until what listens at the address of a cluster says that it is one."""
-_LOOK_S, _MISSES = 3.0, 4
-"""How often it is looked whether the head of a cluster is there, and how often in a row it is not when it is lost."""
+_LOOK_S, _REACH_S, _MISSES = 3.0, 1.0, 4
+"""How often it is looked whether the head of a cluster is there, how long each look waits for it, and how many in a row
+do not find it when it is lost."""
 _OBJECT_STORE_BYTES = 100 << 20
 """Of a cluster that is started here: messages are small."""
 
@@ -102,29 +102,54 @@ def connect(wish: ClusterWish) -> bool:
         if isinstance(error, ConnectionError):
             raise _no_cluster(wish, str(error)) from error
         raise ConfigError(f"{wish.section}: Ray did not start ({type(error).__name__}: {error})") from error
-    threading.Thread(target=_watch, args=(ray.get_runtime_context().gcs_address,), daemon=True).start()
     return True
 
 
-def _watch(address: str) -> None:
-    """Interrupt this process where the head of its cluster is lost, as long as what it has can be saved: Ray itself
-    ends it a minute later, at once."""
-    import ray
+@contextlib.contextmanager
+def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
+    """Call ``lost``, in another thread, with what to say where the head of the cluster that this process is connected
+    to is lost while the body runs: Ray itself ends the process a minute later, at once.
 
+    A head that cannot be reached from here to begin with is not watched."""
+    address = _head_address()
+    if address is None or not _reached(address, _REACH_S):
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        missed = 0
+        while missed < _MISSES:
+            if over.wait(_LOOK_S):
+                return
+            missed = 0 if _reached(address, _REACH_S) else missed + 1
+        lost(f"The head of the Ray cluster, {address}, does not answer")
+
+    thread = threading.Thread(target=watch, name="ray-head-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _head_address() -> str | None:
+    """Of the cluster that this process is a driver of; None for none, and by way of ray://, where it is the address
+    within the cluster."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized() or ray.util.client.ray.is_connected():
+        return None
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _reached(address: str, timeout_s: float) -> bool:
     host, _, port = address.rpartition(":")
-    missed = 0
-    while missed < _MISSES:
-        time.sleep(_LOOK_S)
-        if not ray.is_initialized():
-            return
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-            missed = 0
-        except OSError:
-            missed += 1
-    if callable(signal.getsignal(signal.SIGTERM)):  # one who saves
-        print(f"The head of the Ray cluster, {address}, does not answer: the run is saved and ends.", file=sys.stderr)
-        os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

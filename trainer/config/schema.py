@@ -26,7 +26,6 @@ from trainer.config.algorithm import (
     RewardConfig,
     Section,
     Share,
-    changed,
     correction_problems,
 )
 from trainer.config.environments import (
@@ -528,15 +527,9 @@ class RunConfig(Section):
         problems = []
         offloads = getattr(self.learner, "offload", "never") == "between_steps"  # a setting that some backends have
         for name, backend in roles.items():
-            section = getattr(self, name)
+            if backend == self.learner.backend:
+                continue
             try:
-                problems += [
-                    f"{name}.{key} is {getattr(section, key)!r}, but {self.without(name)}; leave it out"
-                    for key in changed(section, {"backend", "refresh_every"} & type(section).model_fields.keys())
-                    if self.without(name)
-                ]
-                if backend == self.learner.backend:
-                    continue
                 BACKENDS.find(backend)
             except RollError as error:
                 problems.append(f"{name}.backend: {error}")

@@ -157,8 +157,8 @@ class Shares:
     gathers: bool = True
     """Whether a rank that holds a share of the weights puts those of a layer together to run it."""
     rounds: bool = False
-    """Whether trained weights are held in float32 alone, of which what is put together is rounded, and adapters stand
-    in the one network that there is."""
+    """Whether the one network that there is has the trained weights in float32, adapters too, and rounds what it puts
+    together of them."""
     stages: int = 1
     """Of a pipeline: the first and the last have the embedding and the head whole, or their shares of matrices."""
     flat: bool = False

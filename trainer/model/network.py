@@ -195,7 +195,7 @@ def load_model(folder: Path, name: str | None = None) -> LanguageModel:
     if missing := sorted(found["missing_keys"]):
         raise ConfigError(
             f"model.path: the weights of '{name or folder}' lack {len(missing)} of the tensors that its config.json "
-            f"describes ({', '.join(missing[:3])}{', ...' * (len(missing) > 3)}), which would be random numbers; "
+            f"describes ({', '.join(missing[:3])}{', ...' * (len(missing) > 3)}), which would begin anew; "
             "download the model again, or give the config.json that belongs to these weights"
         )
     return LanguageModel(network=network.train(), tokenizer=tokenizer)

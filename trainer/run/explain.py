@@ -100,7 +100,8 @@ def _idle(config: RunConfig) -> dict[str, str]:
 
 
 def unread(config: RunConfig) -> dict[str, str]:
-    """Settings that are not at their defaults and that nothing of this configuration reads, by dotted key; and why."""
+    """Settings that are at neither their defaults nor what the recipe says, and that nothing of this configuration
+    reads, by dotted key; and why."""
     reward, loss, optimizer, learner = config.reward, config.loss, config.optimizer, config.learner
     one_process = config.cluster == "local" and config.placement.learner.ranks == 1
     rows: list[tuple[str, Iterable[str], Any, str]] = [
@@ -114,17 +115,18 @@ def unread(config: RunConfig) -> dict[str, str]:
         ("loss", ["kl_estimator", "kl_unbiased"], not loss.kl_coef, "loss.kl_coef is 0"),
         ("optimizer", ["lr_min_share"], optimizer.lr_schedule == "constant", "lr_schedule is constant"),
         ("optimizer", ["lr_decay_share"], optimizer.lr_schedule != "wsd", "lr_schedule is not wsd"),
-        ("optimizer", ["decay_embeddings"], not getattr(optimizer, "weight_decay", 0), "weight_decay is 0"),
         ("learner", ["lora_alpha", "lora_targets"], not getattr(learner, "lora_rank", 0), "lora_rank is 0"),
         ("placement.learner", _OF_RANKS, one_process, "the learner is in the trainer's process"),
         *((name, type(getattr(config, name)).model_fields, True, why) for name, why in _idle(config).items()),
     ]
+    recipe = {} if config.algorithm is None else find_preset(config.algorithm).settings
     found = {}
     for name, keys, idle, why in rows:
         section: Any = reduce(getattr, name.split("."), config)
         if idle:
-            there = set(keys) & type(section).model_fields.keys()
-            found.update({f"{name}.{key}": why for key in changed(section, there)})
+            there = changed(section, set(keys) & type(section).model_fields.keys())
+            own = (key for key in there if (f"{name}.{key}", getattr(section, key)) not in recipe.items())
+            found.update({f"{name}.{key}": why for key in own})
     return found
 
 

@@ -217,6 +217,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
                 self.tensorboard_path.mkdir(exist_ok=True)
                 name = f"events.out.tfevents.{int(at):010d}.{socket.gethostname()}.{os.getpid()}"
                 self._events = open(self.tensorboard_path / name, "ab", buffering=0)  # noqa: SIM115
+            if not self._events.seek(0, os.SEEK_END):
                 events.insert(0, Event(wall_time=at, file_version="brain.Event:2"))
             packed = io.BytesIO()
             for event in events:

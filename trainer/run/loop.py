@@ -7,8 +7,10 @@ of a run is its weights, its optimiser and two counters. What is in flight when 
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +25,7 @@ from roll_envs.verifiers.workers import pool_metrics
 from trainer.algorithms.shaping import AlgorithmState
 from trainer.cluster.crew import RankError
 from trainer.cluster.learner_ranks import LearnerRanks
+from trainer.cluster.ray_cluster import head_watched
 from trainer.config import RunConfig
 from trainer.data.metrics import rollout_metrics
 from trainer.data.table import FloatArray
@@ -231,7 +234,7 @@ class _Run:
             self.report.say(
                 f"An evaluation plays {held_out} held-out tasks: those of a fixed list are not played twice."
             )
-        with self.saver:
+        with self.saver, head_watched(self.interrupts.interrupt):
             try:
                 self._save()  # from here on the run can be resumed
                 self._warm_start()
@@ -548,7 +551,7 @@ class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
     def __init__(self) -> None:
         self.interrupted_midway = False
         """Whether an interrupt ended the body of a :meth:`whole` half-way: what it changed must not be saved."""
-        self._inside = self._pending = False
+        self._inside = self._pending = self._came = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -561,7 +564,15 @@ class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def interrupt(self, why: str) -> None:
+        """What a first SIGTERM does, from another thread; nothing after an interrupt, or where signals are left as they
+        are."""
+        if self._before and not self._came:
+            print(f"{why}: the run is saved and ends.", file=sys.stderr)
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
         if not self._inside or self._pending:
             raise KeyboardInterrupt
         self._pending = True

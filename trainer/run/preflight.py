@@ -44,6 +44,8 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     why they cannot run this model.
     """
     placement = _check_players(config)
+    for entry in config.environments:
+        refuse_unreadable(entry.id, entry.kwargs)
     check_ranks(config)
     backend = BACKENDS.find(config.learner.backend)
     if config.cluster == "local":  # elsewhere each node is asked, when its rank is there
@@ -58,7 +60,8 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
 
 
 def check_evaluation(config: RunConfig) -> None:
-    """What of :func:`preflight` holds for an evaluation, where no learner takes part."""
+    """What of :func:`preflight` holds for an evaluation, where no learner takes part, and rows that cannot be graded
+    are counted apart."""
     _check_players(config)
     if find_engine(config.engine.name).prompts(config) is None:
         config, model = model_config(config)
@@ -72,8 +75,6 @@ def _check_players(config: RunConfig) -> Placement:
     placement = place(config, this_machine())
     check_judges(config)
     find_engine(config.engine.name).check_machine(config)
-    for entry in config.environments:
-        refuse_unreadable(entry.id, entry.kwargs)
     return placement
 
 
