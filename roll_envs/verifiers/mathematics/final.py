@@ -147,7 +147,7 @@ def for_reference(found: str, reference: str) -> str:
     """
     parts = re.split(r"≈|\\approx(?![a-z])", found)
     # In a list, each item may have decimals of its own.
-    if len(parts) > 1 and not re.search(r"(?<!\\)(?:,(?!\}?(?:\\!)?\d{3})|;)|[、或和]|\b(?:or|and)\b", found):
+    if len(parts) > 1 and not re.search(r"(?<![\\{])(?:,(?!\}?(?:\\!)?\d{3})|;)|[、或和]|\b(?:or|and)\b", found):
         sides = [side for side in parts if re.search(r"[\dπ]|pi", side)] or parts
         exact = [side for side in sides if not _DECIMAL.search(side)]
         found = exact[0] if exact and not _DECIMAL.search(reference) else sides[-1]
