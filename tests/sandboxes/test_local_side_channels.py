@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -104,9 +105,11 @@ def test_a_cell_whose_limit_is_below_what_the_session_holds(sandbox: LocalSandbo
 
 def shares() -> list[str]:
     """Share of the processor of each slot of this process."""
-    folders = Path("/sys/fs/cgroup").glob(f"**/{PREFIX}{os.getpid()}-*")
     names = ("cpu.shares", "cpu.weight")
-    return [(f / name).read_text("ascii").strip() for f in folders for name in names if (f / name).exists()]
+    while True:  # one of another sandbox may be removed while it is looked at
+        with contextlib.suppress(FileNotFoundError):
+            folders = Path("/sys/fs/cgroup").glob(f"**/{PREFIX}{os.getpid()}-*")
+            return [(f / name).read_text("ascii").strip() for f in folders for name in names if (f / name).exists()]
 
 
 def test_what_a_session_leaves_running_takes_only_time_that_nobody_wants(sandbox: LocalSandbox) -> None:
