@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, TypeVar
@@ -157,7 +158,7 @@ def fill(form: type[F], data: dict[str, Any]) -> F:
 
 def check_sizes(fields: Mapping[str, Any]) -> None:
     """Raise :class:`Refusal` (422) for too many fields, or one with too many entries."""
-    for name, value in {"the request": fields, **fields}.items():
+    for name, value in itertools.chain([("the request", fields)], fields.items()):
         if isinstance(value, (list, dict)) and len(value) > MOST_ITEMS:
             raise Refusal(422, "too_many", f"{name[:80]} may have {MOST_ITEMS} entries, not {len(value)}")
 

@@ -243,6 +243,7 @@ MANY = 100_000
         ("/run_jupyter", {"cells": [1] * MANY}),
         ("/run_code", {"code": "1", "language": "python", "files": {str(n): 1 for n in range(MANY)}}),
         ("/judge", {"code": "1", "tests": ["assert 1"], **{str(n): 1 for n in range(MANY)}}),
+        ("/judge", {"the request": 1, **{str(n): 1 for n in range(MANY)}}),
         ("/v1/run", {"program": {"source": "1", "fetch": ["a"] * MANY}}),
         ("/v1/run", {"program": {"source": "1", **{str(n): 1 for n in range(MANY)}}}),
     ],
