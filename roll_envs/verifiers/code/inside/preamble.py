@@ -26,7 +26,6 @@ import math
 import operator
 import random
 import re
-import resource
 import string
 import sys
 from builtins import *
@@ -48,7 +47,5 @@ class TreeNode:
 
 def raise_limits() -> None:
     """Let functions call themselves as deep, and integers be printed as long, as public judges do."""
-    most = resource.getrlimit(resource.RLIMIT_STACK)[1]
-    resource.setrlimit(resource.RLIMIT_STACK, (64 << 20 if most < 0 else min(64 << 20, most), most))
     sys.setrecursionlimit(50_000)
     sys.set_int_max_str_digits(50_000)
