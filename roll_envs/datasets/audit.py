@@ -6,7 +6,6 @@ answers (tests of code, schemas, patterns, rubrics) are not audited.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from roll_envs.datasets.env import DatasetEnv, DatasetSettings
 from roll_envs.datasets.tasks import DataTask
 from roll_envs.errors import ConfigError
 from roll_envs.verifiers import Failed
-from roll_envs.verifiers.matching import texts_of
+from roll_envs.verifiers.matching import LISTED, texts_of
 from roll_envs.verifiers.mathematics.final import is_sentence
 
 __all__ = ["AUDITED", "NEEDED_SHARE", "Audit", "Finding", "audit", "refuse_unreadable"]
@@ -77,7 +76,7 @@ def _unreadable(env: DatasetEnv, task: DataTask) -> str:
     if name == "choice":
         answers: tuple[str, ...] | str = (reference if isinstance(reference, str) else _letter(reference),)
     else:
-        answers = texts_of(reference, listed={"math": 1, "em": math.inf, "f1": math.inf}.get(name, 0))
+        answers = texts_of(reference, listed=LISTED.get(name, 0))
     if isinstance(answers, str):
         return answers
     for said in answers:

@@ -29,6 +29,10 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 _MARKS = str.maketrans(dict.fromkeys(_PUNCTUATION, " "))
 
 
+LISTED: Mapping[str, float] = {"math": 1, "em": math.inf, "f1": math.inf}
+"""By the name of a verifier, how many texts its reference may hold as a JSON list in a text; of others, none."""
+
+
 def texts_of(reference: Any, *, listed: float = 0) -> tuple[str, ...] | str:
     """The references as texts, or the reason (a ``str``) why they cannot be used.
 
@@ -57,7 +61,7 @@ class _TextVerifier(abc.ABC):
     """Base of the verifiers here: compares the answer with the texts of the reference."""
 
     listed: float = 0
-    """How many texts the reference may hold as a JSON list in a text."""
+    """How many texts the reference may hold as a JSON list in a text, as in :data:`LISTED`."""
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         wanted = texts_of(reference, listed=self.listed)
@@ -142,7 +146,7 @@ def squad_f1(answer: str, reference: str) -> float:
 class ExactMatchVerifier(_TextVerifier):
     """1.0 when the answer is a reference after :func:`squad_normalize`."""
 
-    listed = math.inf
+    listed = LISTED["em"]
 
     def _compare(self, answer: str, wanted: tuple[str, ...]) -> Score:
         return _equal_to_one(squad_normalize(short_answer(answer)), set(map(squad_normalize, wanted)))
@@ -151,7 +155,7 @@ class ExactMatchVerifier(_TextVerifier):
 class F1Verifier(_TextVerifier):
     """The best :func:`squad_f1` over the references; passed from ``threshold`` on."""
 
-    listed = math.inf
+    listed = LISTED["f1"]
 
     def __init__(self, *, threshold: Annotated[float, Field(gt=0, le=1)] = 1.0) -> None:
         self.threshold = threshold

@@ -19,7 +19,7 @@ from typing import Any
 from roll_envs.background import forget_in_children
 from roll_envs.errors import MissingExtraError, check_number, check_whole
 from roll_envs.recent import Recent
-from roll_envs.verifiers.matching import texts_of
+from roll_envs.verifiers.matching import LISTED, texts_of
 from roll_envs.verifiers.mathematics.final import final_expression, for_reference, reference_expression, says_words
 from roll_envs.verifiers.mathematics.plain_numbers import plain_number, plain_root
 from roll_envs.verifiers.mathematics.sizes import hopeless, looks_costly, shape_of
@@ -78,7 +78,7 @@ class MathVerifier:
         return shared_pool(self._settings)
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
-        wanted = texts_of(reference, listed=1)
+        wanted = texts_of(reference, listed=LISTED["math"])
         if isinstance(wanted, str):
             return Failed(reason=wanted)
         found = final_expression(answer, require_boxed=self.require_boxed)
