@@ -32,7 +32,8 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"|(?:(?:Step-by-step )?[Ee]xplanation|Пояснение|Explicación|Explicação)\**:|Why not the others\b)",
         r"\n\[i\]Proposed by\b",
         r"\n```\w*\n(?=\(?A[.):] )",  # the options once more
-        r"</(?:p|div|li|ul|td|table|body)>|<h\d>|<(?:strong|b)>(?:(?!Answer|Correct|Final|Conclu|Result)[A-Z]\w+:|(?:Example|Question|Problem|Exercise)\b)",
+        r"</(?:p|div|li|ul|td|table|body)>|<h\d>",
+        r"<(?:strong|b)>(?:(?!Answer|Correct|Final|Conclu|Result)[A-Z]\w+:|(?:Example|Question|Problem|Exercise)\b)",
         r"\n\s{0,8}[}\]],?\s{0,9}[{\]]|<(?:question|problem|q)>",  # of a list of objects
         r"\n\s{0,8}\\(?:item\b|begin\{(?:problem|exercise|question|example)|end\{(?:solution|proof|answer)"
         r"|(?:sub)*section\*?\{|textbf\{(?:Remark|Exercise|Problem|Question|Example))",
@@ -51,7 +52,7 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
         r"(?<!:)\n\n(?=A[.):] [^\n✓✔✅]*\n\n?B[.):] [^\n✓✔✅]*(?:\n\n?[C-J][.):] [^\n✓✔✅]*)*\s*\Z)",
         r"\n\n(?i:{TASK})\b[^\n?.!:]{0,100}\Z",
     ),
-    # Of the other one.
+    # The other one's turn.
     "turn": r"(?<![:\s])\s{0,3}\n\s{0,4}(?:(?:Human|User|用户)\W{0,3}[:：]|(?:user|human)\W{0,3}\n)",
     "token": r"\A\s*(\S{1,20})(?:\s+\1){3,}\s*\S*\Z",
     "asked": r"\n(?:\d{1,3}[.)]\s|[•*-]\s)?(?i:{TASK})\b[^\n?]{5,200}\?",

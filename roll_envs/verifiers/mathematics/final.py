@@ -40,7 +40,8 @@ _IMPLIED = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|[→
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:align|aligned|gather|split|eqnarray)\*?\}")
 # The left of an equation that is no answer itself: an integral, words, a calculation without unknowns, a quantity.
 _CALCULATED = re.compile("|".join((
-    r"^\\(?:sin|cos|tan|cot)(?![A-Za-z])|\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|\)'$|\\[lc]?dots|\.{3}",
+    r"^\\(?:sin|cos|tan|cot)(?![A-Za-z])",
+    r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|\)'$|\\[lc]?dots|\.{3}",
     r"^\d+:\d\d .*[-+]",
     r"[A-Za-z]{2} ",
     r"\d ?x ?[$(]*\d|\d [A-Za-z]{1,2}[²³]? [*×·÷/] \d",
@@ -105,15 +106,11 @@ def _read(text: str, *, first: bool = False) -> str:
     text = text if re.search(r"[\d=\\]", steps) else steps
     if not (SPAN.search(text) or _words(text) or _SENTENCES.search(text)):
         return _side(_LETTER_UNIT.sub(r"\1\\text{ \2}", RESTATED.sub("", text)))
-    found = stated(text[-_LOOKED_AT:], first=first)
+    if found := stated(text[-_LOOKED_AT:], first=first):
+        return _side(found)
     last = text.rpartition("\n")[2]
-    return (
-        _side(found)
-        if found
-        else ""
-        if re.search(r"\d", text) or len(_words(last)) > _MOST_WORDS or "?" in last
-        else last
-    )
+    is_prose = re.search(r"\d", text) or len(_words(last)) > _MOST_WORDS or "?" in last
+    return "" if is_prose else last
 
 
 def says_words(text: str, reference: str) -> bool:
