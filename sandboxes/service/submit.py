@@ -191,7 +191,10 @@ async def _common_oj(pool: Pool, settings: Settings, form: SubmitForm, row: Mapp
 
 
 KINDS: dict[str, Callable[[Pool, Settings, SubmitForm, Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
-    **{f"AutoEval{version}Dataset": _auto_eval for version in ("", "V4", "V5", "V6")},
+    "AutoEvalDataset": _auto_eval,
+    "AutoEvalV4Dataset": _auto_eval,
+    "AutoEvalV5Dataset": _auto_eval,
+    "AutoEvalV6Dataset": _auto_eval,
     "CommonOJDataset": _common_oj,
 }
 

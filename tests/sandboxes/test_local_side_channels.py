@@ -106,10 +106,11 @@ def test_a_cell_whose_limit_is_below_what_the_session_holds(sandbox: LocalSandbo
 def shares() -> list[str]:
     """Share of the processor of each slot of this process."""
     names = ("cpu.shares", "cpu.weight")
-    while True:  # one of another sandbox may be removed while it is looked at
+    for _ in range(100):  # one of another sandbox may be removed while it is looked at
         with contextlib.suppress(FileNotFoundError):
             folders = Path("/sys/fs/cgroup").glob(f"**/{PREFIX}{os.getpid()}-*")
             return [(f / name).read_text("ascii").strip() for f in folders for name in names if (f / name).exists()]
+    raise AssertionError("folders of sandboxes go away each time they are looked at")
 
 
 def test_what_a_session_leaves_running_takes_only_time_that_nobody_wants(sandbox: LocalSandbox) -> None:

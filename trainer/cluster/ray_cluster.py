@@ -131,7 +131,7 @@ def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join()
+        thread.join(2 * _REACH_S)
 
 
 def _head_address() -> str | None:

@@ -176,7 +176,8 @@ class AdaptedNetwork:
                     )
             for name, tensor in tensors.items():
                 tensor.copy_(saved[name])
-        scale = state.get("scale", self._scale)  # older checkpoints do not say
+        # After the shapes, since another rank has another scale, too. Older checkpoints do not say theirs.
+        scale = state.get("scale", self._scale)
         if scale != self._scale:
             raise CheckpointError(
                 f"the adapters of LoRA in the checkpoint are scaled by lora_alpha / lora_rank = {scale:g}, the "

@@ -30,9 +30,9 @@ SECTIONS = (
 )
 """Sections that say how a run learns, in the order in which a step uses them."""
 
-
 _OF_STARTED_SERVERS = ("port", "venv", "arguments", "log_file", "gpus", "cpus", "gpu_memory_utilization")
 _OF_RANKS = ("timeout_s", "start_timeout_s", "restarts")
+"""Settings of servers that the run starts, and of ranks in processes of their own."""
 
 
 def explain(resolved: Resolved) -> str:

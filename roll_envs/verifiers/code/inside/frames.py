@@ -110,5 +110,5 @@ def _made_column(data: list[Any], read: Callable[[Any], Any]) -> Any:
 
 
 def take_frame(mine: Any, theirs: Any) -> None:
-    """Make a frame or a column equal to another one, in place."""
+    """Make a frame or a column equal to another one, in place, for which pandas has nothing public."""
     mine._update_inplace(theirs)
