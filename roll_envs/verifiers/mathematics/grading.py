@@ -6,7 +6,6 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -210,7 +209,7 @@ def _same_value(one: str, other: str) -> bool:
         if (based := symbols.BASED.fullmatch(text)) and re.fullmatch("[0-9A-F]+", bare):
             return based[1] == bare
     try:
-        if symbols.equal(_parsed(one, a), _parsed(other, b)):
+        if symbols.equal(symbols.parse(one), symbols.parse(other)):
             return True
     except symbols.Unparsed:
         return _bare(one) == _bare(other)
@@ -220,10 +219,6 @@ def _same_value(one: str, other: str) -> bool:
 
 
 _LOG = re.compile(r"\\log(?![a-z]|\s*_)")
-
-
-def _parsed(text: str, number: Fraction | None) -> Any:
-    return symbols.parse(text) if number is None else sympy.Rational(number.numerator, number.denominator)
 
 
 def _bare(text: str) -> str:

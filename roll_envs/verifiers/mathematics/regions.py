@@ -116,14 +116,15 @@ def _solved(left: Any, sign: str, right: Any, name: Any) -> Any:
         parts = (("<≤≠", below), ("≤≥=", sympy.FiniteSet(right)), (">≥≠", above))
         return sympy.Union(*(part for signs, part in parts if sign in signs))
     real = sympy.Symbol(name.name, real=True)
-    relation = _RELATIONS[sign](left.subs(name, real), right.subs(name, real))
+    left, right = left.subs(name, real), right.subs(name, real)
+    difference = left - right
+    if difference.is_polynomial(real) and all(c.is_Rational for c in sympy.Poly(difference, real).coeffs()):
+        # What as_set does, without its search for periods, which takes most of its time.
+        return sympy.Union(*solve_poly_inequality(sympy.Poly(difference, real), _RELATIONS[sign].rel_op))
+    relation = _RELATIONS[sign](left, right)
     # SymPy has decided it for all values of the variable.
     if relation in (sympy.true, sympy.false):
         return sympy.S.Reals if relation == sympy.true else sympy.S.EmptySet
-    difference = relation.lhs - relation.rhs
-    if difference.is_polynomial(real) and all(c.is_Rational for c in sympy.Poly(difference, real).coeffs()):
-        # What as_set does, without its search for periods, which takes most of its time.
-        return sympy.Union(*solve_poly_inequality(sympy.Poly(difference, real), relation.rel_op))
     return relation.as_set()
 
 

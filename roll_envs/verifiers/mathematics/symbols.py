@@ -10,12 +10,17 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from antlr4 import PredictionMode  # type: ignore[import-untyped,import-not-found,unused-ignore]
+from antlr4.error.ErrorStrategy import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    BailErrorStrategy,
+)
 from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
     ConversionConfig,
     NormalizationConfig,
     _Latex2Sympy,
     normalize_latex,
 )
+
+from roll_envs.verifiers.mathematics.plain_numbers import plain_number
 
 _CONFIG = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
@@ -66,6 +71,8 @@ class Unparsed(Exception):
 @functools.lru_cache(maxsize=512)
 def parse(text: str) -> Any:
     """The expression of a tidied LaTeX text, decimals as exact fractions. Raises :class:`Unparsed`."""
+    if (number := plain_number(text)) is not None:
+        return sympy.Rational(number.numerator, number.denominator)
     text = _REPEATING.sub(_repeating, text)
     if match := BASED.fullmatch(text):
         return _in_base(match[1], int(match[2]))
@@ -100,6 +107,7 @@ class _Converter(_Latex2Sympy):  # type: ignore[misc]
     def create_parser(self, latex_str: str) -> Any:
         parser = super().create_parser(latex_str)
         parser._interp.predictionMode = self._mode
+        parser._errHandler = BailErrorStrategy()  # an error ends it anyway, and so they are looked for less often
         return parser
 
     def parse_number(self, text: str) -> Any:
@@ -261,7 +269,10 @@ def first_point(expression: Any) -> dict[Any, Any]:
 
 
 def _value(expression: Any, point: dict[Any, Any]) -> Any:
-    value = sympy.N(expression.subs(point), _DIGITS, maxn=_DIGITS + 100)
+    # A variable of an integral or a sum must stay; for others this is several times quicker.
+    bound = expression.atoms(sympy.Symbol) - expression.free_symbols
+    there = expression.subs(point) if bound else expression.xreplace(point)
+    value = sympy.N(there, _DIGITS, maxn=_DIGITS + 100)
     if not value.is_number or not value.is_finite:
         return None
     # Rounding can leave a tiny imaginary part on real values.

@@ -104,6 +104,7 @@ _AFTER_COMMANDS = (
     ("==", "="),
     (r"\+-", "±"),
 )
+_BEFORE, _AFTER = ([(re.compile(p), w) for p, w in table] for table in (_BEFORE_COMMANDS, _AFTER_COMMANDS))
 _EDGE = " \t\r\n,;:?"
 
 
@@ -117,11 +118,11 @@ def tidy(text: str) -> str:
     dotted = r"(?<![\d.,])\d{1,3}(?:(?:\.\d{3})+(?:,\d\d?(?![\d,])|(?=\s?(?:€|[Ee]uros?\b)))|(?:\.\d{3}){2,}(?![\d.,]))"
     text = re.sub(dotted, lambda match: match[0].replace(".", "").replace(",", "."), text)
     text = _money(text.translate(_SIGNS))
-    for pattern, written in _BEFORE_COMMANDS:
-        text = re.sub(pattern, written, text)
+    for pattern, written in _BEFORE:
+        text = pattern.sub(written, text)
     text = _COMMAND.sub(lambda match: _COMMANDS.get(match[1], match[0]), text)
-    for pattern, written in _AFTER_COMMANDS:
-        text = re.sub(pattern, written, text)
+    for pattern, written in _AFTER:
+        text = pattern.sub(written, text)
     # A full stop at the end closes the sentence; one at the beginning belongs to a number (.5).
     text = text.rstrip(_EDGE + ".").lstrip(_EDGE)
     number = re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text)
