@@ -8,6 +8,8 @@ from collections.abc import Mapping
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\b\s*")
 # The first alternative passes over escaped braces.
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+_STOPPED = re.compile(r"\{\s*(-?\d[\d.,/]*|[A-J])\s*\Z")
+"""A number or a letter, where generation stopped at the closing brace."""
 _WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
 # What may stand between two boxes that are one answer: "and", "or", a comma, a semicolon, delimiters of mathematics,
 # and the name of the second one.
@@ -51,6 +53,7 @@ def _argument(text: str, start: int, closed_by: Mapping[int, int]) -> tuple[str 
     """The group in braces at ``start`` (``None`` when it never closes), or the one word there; and where it ends."""
     if text.startswith("{", start):
         end = closed_by.get(start)
-        return (None, start) if end is None else (text[start + 1 : end], end + 1)
+        stopped = _STOPPED.match(text, start) if end is None else None
+        return (stopped and stopped[1], len(text)) if end is None else (text[start + 1 : end], end + 1)
     word = _WORD.match(text, start)
     return (word.group().rstrip(".,;"), word.end()) if word else (None, start)

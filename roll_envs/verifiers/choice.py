@@ -23,6 +23,7 @@ from roll_envs.verifiers.types import Failed, Score, Verdict
 
 _PLACES = dict(zip("first second third fourth fifth".split(), LETTERS, strict=False))
 
+_ARABIC = dict(zip("أبجده", LETTERS, strict=False))
 _BOLD_LINE = re.compile(rf"(?m)^{BOLD.pattern}$")
 _Statement = tuple[int, frozenset[str]]
 
@@ -88,7 +89,7 @@ def read_choice(answer: str, letters: str = LETTERS, options: Sequence[str] = ()
 
     ``read_choice("It is not (A). The answer is (B).")`` is ``{"B"}``.
     """
-    whole = reply(answer)
+    whole = SAYS["arabic"].sub(lambda match: _ARABIC[match[0]], reply(answer))
     text = plain(JUDGES_IN_BOLD.sub(r'"\1"', _pointed(whole, letters, options))).strip()
     repeated = SAYS["repeated"].match(text)
     text = SAYS["reason"].sub(r"\1", SAYS["answer label"].sub("", repeated[0] if repeated else text))
@@ -201,7 +202,9 @@ def _concluding(sentences: Sequence[str], *, listed: bool) -> list[str]:
     """The last and the first of the sentences that speak of letters, where a reply does not go through them all."""
     speaking = [each for each in sentences if SAYS["letter"].search(each) and not each.startswith("|")]
     walk = [match[1] for each in speaking if (match := SAYS["begins"].match(each)) and _settled(each)]
-    concludes = bool(speaking and re.match(r"\W*(?:So|Thus|Hence|Therefore)\b", speaking[-1]))
+    concludes = bool(
+        speaking and re.match(r"\W*(?:So|Thus|Hence|Therefore|Based on|Overall|In conclusion)\b", speaking[-1])
+    )
     if not speaking or (_consecutive(walk) and not concludes) or SAYS["also"].search(speaking[-1]):
         return []
     last = [speaking[-1], SAYS["so then"].split(speaking[-1])[-1]]
@@ -215,8 +218,8 @@ def _mentioned(sentence: str) -> frozenset[str]:
     """The letters of options that a sentence speaks of, where it settles on them."""
     mentions = list(SAYS["mentioned"].finditer(sentence))
     found = frozenset().union(*map(_last_group, mentions))
-    # Where texts of options became letters in brackets, "A" is an article.
-    letters = re.findall(r"\[[A-J]\]", sentence) or SAYS["letter"].findall(sentence)
+    # Where options are in brackets, "A" is an article, or a point of the problem.
+    letters = re.findall(r"\[[A-J]\]|\([A-J]\)", sentence) or SAYS["letter"].findall(sentence)
     if not mentions or "?" in sentence or found != _named("".join(letters)):
         return frozenset()
     start = mentions[0].start(mentions[0].lastindex or 0)

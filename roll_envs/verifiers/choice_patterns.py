@@ -105,6 +105,8 @@ _PARTS = {
 
 _SAYINGS = {
     "letter": r"{LETTER}",
+    # An Arabic letter by itself stands for an option.
+    "arabic": r"(?<![\u0600-\u06ff\w])[أبجده](?![\u0600-\u06ff\w]| \d)",
     # The text of an option, as a letter, is the subject of a sentence.
     "begins with": r"(\[[A-J]\]) (?:is|are|was|were)\b",
     # "nothing was promised (choice A)", "all daughters carry it — option D".

@@ -57,8 +57,8 @@ _MARKS: dict[str, str | tuple[str, ...]] = {
     "token": r"\A\s*(\S{1,20})(?:\s+\1){3,}\s*\S*\Z",
     "asked": r"\n(?:\d{1,3}[.)]\s|[•*-]\s)?(?i:{TASK})\b[^\n?]{5,200}\?",
     "ordered": (
-        r"\n\n(?:Next, the question asks\b|(?:(?:Next|Now), )?(?i:{TASK}|consider)\b(?=[^\n]{0,200}[$\d]))"
-        r"[^\n?]{5,200}\.\n\n"
+        r"\n\n(?:Next, the question asks\b|(?:(?:Next|Now), )?(?i:(?!let(?:['’]s| us| me)){TASK}|consider)\b"
+        r"(?=[^\n]{0,200}[$\d]))[^\n?]{5,200}\.\n\n"
     ),
     "loop": r"(?s)(?<!\S)(\S.{5,300}?(?:[.!?](?=\s)|\n))(?:\s*\1)+\s*(.{0,300})\Z",
     # The first of numbered problems that is not number one: the reply was the solution of the one before.
@@ -88,9 +88,11 @@ def own_part(text: str) -> str:
     turn = _IS["turn"].search(text, len(text) - len(text.lstrip()))
     text = _without_loop(text[: turn.start()] if turn else text)
     ends = [match.start() for match, _ in zip(_IS["next"].finditer(text), range(_MOST_MARKS), strict=False)]
-    # It may also begin anew: with the words that its first answer began with.
+    # It may also begin anew: with the words that its first answer, of one paragraph or announced, began with.
     opening = " ".join(text.split(" ", 4)[:4])
-    ends += [text.find("\n\n" + opening, 1) if len(opening) > 15 else -1, _numbered(text)]
+    again = text.find("\n\n" + opening, 1) if len(opening) > 15 else -1
+    before = text[: max(again, 0)]
+    ends += [again if "\n\n" not in before or announced(before) or boxed(before) else -1, _numbered(text)]
     whole = next((text[:end] for end in sorted(ends) if end > 0 and _answers(text[:end], text[end:])), text)
     ordered = _IS["ordered"].search(whole)
     before = whole[: ordered.start()] if ordered else ""
@@ -131,7 +133,7 @@ def _answers(text: str, rest: str) -> bool:
     last = text.rpartition("\n")[2]
     concludes = _IS["value"].search(last) and not _IS["given"].match(last)
     short = 0 < len(last.split()) <= _FEW_WORDS and (last == text or re.search(r"\d|\b[A-J]\b", last))
-    short = short and not text.endswith(":") and not _IS["intro"].search(last)
+    short = short and not text.endswith((":", "：")) and not _IS["intro"].search(last)
     return bool(short or _IS["short answer"].fullmatch(text) or boxed(text) or announced(text) or concludes)
 
 

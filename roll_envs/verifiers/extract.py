@@ -41,6 +41,7 @@ _ITALICS = re.compile(r"(?<![\w)*\\^])\*(?=[^\s*])([^*\n]{1,80}?)(?<=[^\s*])\*(?
 BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
 """Words in bold, which :func:`plain` leaves without their marks."""
 _CLOSED = re.compile("|".join({re.escape(closing) for _, closing in _THOUGHTS}))
+_CLOSED_LAST = re.compile(rf"(?:{_CLOSED.pattern})\s*\Z")
 _TURN = re.compile(r"(?:\n\W{0,6}|(?<=>))(?:Human|User)\b\W{0,3}:|<\|(?:im_end|eot_id|endoftext)\|>")
 _HEADING = re.compile(r"^[ \t]*(?:#{1,3}|#{5,6}|>|\*)[ \t]+", re.MULTILINE)
 _FULL_WIDTH = str.maketrans("：，；（）［］＝％？！０１２３４５６７８９", ":,;()[]=%?!0123456789")
@@ -73,7 +74,8 @@ def after_thinking(text: str, *, first: bool = False) -> str:
 
 def reply(text: str) -> str:
     """The part of a model's text where its answer is: the end of it, after thoughts, in the last ``<answer>``."""
-    text = own_part(after_thinking(_first_turn(tail(text))))
+    # Where nothing follows the end of thoughts that never began, it has ended the reply.
+    text = own_part(after_thinking(_first_turn(_CLOSED_LAST.sub("", tail(text)))))
     lower = text.lower()
     for tag in _TAGS if len(lower) == len(text) else ():
         end = lower.rfind(f"</{tag}>")

@@ -86,6 +86,13 @@ def test_mathematics_of_replies_that_others_wrote(name: str, least: float) -> No
         ("Maybe it fits B", ""),
         ("I think, so I am. A big cat sleeps", ""),
         ("B is wrong", ""),
+        (
+            "A. Ionic bonds melt high.\nB. Polar ones do not.\nC. Networks do.\n\nBased on this it is a network (C).",
+            "C",
+        ),
+        ("If the point C is pulled up by 6 cm, the cord gets longer by (D) 8 cm.", "D"),
+        ("الفرضية (أ) ضعيفة.\n\n**الإجابة النهائية هي [ب]**", "B"),
+        ("نضرب ب 5 والله أعلم", ""),
     ],
 )
 def test_what_statements_leave(text: str, letters: str) -> None:
@@ -122,6 +129,9 @@ def test_denials(text: str, letters: str) -> None:
         ("8 * 9 = 72", "72"),
         ("x = 5", "x = 5"),
         ("答案是 72 元。", "72 元"),
+        ('Hence, the answer is "$10,511".', "$10,511"),
+        ("### Final Answer\nTherefore, the interest as of 5 June 2013 is **2**.", "2"),
+        ("我们来逐步解这个方程：\n\n### 题目：\n$x + 1 = 5$\n\n### 最终答案：\n\nAnswer: $4$", "4"),
     ],
 )
 def test_final_expressions(text: str, found: str) -> None:
@@ -171,6 +181,9 @@ def test_the_letter_of_a_choice_before_a_value() -> None:
         ("He runs 260 m.\nHe runs 260 m.\nHe runs 2", "He runs 260 m."),
         ("(A) is it. (B) is no. (C) is no. (B) is no. (C) is no. (B) is", "(A) is it. (B) is no. (C) is no."),
         ("B B B B B B", "B"),
+        ("So it is 12 = #### 5.\n\nNext, let's calculate the cost of 3 more of them.\n\nIt is #### 8.", None),
+        ("Both of the boxes weigh 5 kg.\n\nBoth of the boxes weigh 7 kg.", "Both of the boxes weigh 5 kg."),
+        ("To find the energy we need h.\n\nIt is 5 J.\n\nTo find the energy we take 6.\n\nSo the answer is C.", None),
     ],
 )
 def test_what_is_written_after_an_answer_is_cut_off(text: str, own: str | None) -> None:
@@ -195,6 +208,8 @@ def test_a_value_in_bold_is_the_answer(text: str, found: str) -> None:
 def test_thoughts_and_tags() -> None:
     assert after_thinking("we write a <think> tag") == "we write a <think> tag"
     assert after_thinking("a</think>b</think>c", first=True) == "b</think>c"
+    assert reply("so \\boxed{6}\n</think>") == "so \\boxed{6}\n"  # nothing else is there
+    assert reply("<think>so \\boxed{6}</think>") == ""
     assert reply("<answer>1</answer> I used <answer> tags") == "1"
     assert reply("<answer>1</answer> no <answer>2</answer>") == reply("It is <answer>2") == "2"
     assert plain("**A** is 2**3, `b` and *c*; 2 * 3 * 4") == "A is 2**3, b and c; 2 * 3 * 4"

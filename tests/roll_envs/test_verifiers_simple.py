@@ -42,6 +42,8 @@ def passed(verifier: Any, answer: str, reference: Any = None, context: Any = Non
         (r"\fbox{4}", ["4"]),
         (r"\boxed 5.", ["5"]),
         (r"\boxed{never closed", []),
+        (r"\boxed{1} or \(\boxed{65", ["1", "65"]),
+        (r"\boxed{65 and", []),
         (r"\boxed{1} and \boxed{never closed", ["1"]),
         (r"\boxed{a\}b}", [r"a\}b"]),
         ("none", []),

@@ -8,7 +8,7 @@ from roll_envs.verifiers.announced import announced, answer_phrase
 from roll_envs.verifiers.boxed import boxed
 from roll_envs.verifiers.extract import BOLD, plain, reply
 from roll_envs.verifiers.mathematics.prose import RESTATED, SPAN, says, stated
-from roll_envs.verifiers.mathematics.sentences import EMOJI, OTHER_SCRIPT, REVISED
+from roll_envs.verifiers.mathematics.sentences import CONCLUDES, EMOJI, OTHER_SCRIPT, REVISED
 
 _WHITESPACE, _LINES = re.compile(r"[^\S\n]+"), re.compile(r"(?: ?\n)+ ?")
 # "The answer is $65$.I hope it is right": a full stop that ends a sentence without a space.
@@ -57,6 +57,7 @@ _NUMBERED = re.compile(r"(?m)^ ?\d{1,2}\. (?=[^\W\d])")  # steps of a list
 _BRACKETED = re.compile(r"^\((\d{1,3}(?:,\d{3})+|[\d.]+)\)$")
 _CONDITION = re.compile(r",?\s*\\q?quad\s*\(?[A-Za-z]\s*(?:[<>≤≥≠]|\\(?:[lg]eq?|[lg]t|neq?|in)\b)[^$]{1,40}(?=\$*$)")
 _LETTER_UNIT = re.compile(r"^(-?\d[\d.,]*(?: ?\\times ?10\^\{?-?\d+\}?)?)\$?\s([A-Za-z][²³]?|[A-Z]/[A-Z])\.?$")
+_QUOTED = re.compile(r"^[\"'“‘]([^\"'“”‘’]+)[\"'”’]\.?$")
 _DECIMAL = re.compile(r"\d\.\d")
 _MOST_WORDS = 8
 _LOOKED_AT = 20_000
@@ -83,7 +84,8 @@ def _unboxed(text: str) -> str:
     said = [one for one in announced(text) if one.text]
     if said:
         corrected = REVISED.search(text, said[-1].start)
-        return (corrected and _read(text[corrected.end() :])) or _read(said[-1].text, first=True)
+        first = CONCLUDES.match(said[-1].text) is None  # "Answer: Therefore, of the 5 there are 2 left."
+        return (corrected and _read(text[corrected.end() :])) or _read(said[-1].text, first=first)
     return _emphasised(marked) or _read(text)
 
 
@@ -99,7 +101,7 @@ def _emphasised(text: str) -> str:
 
 def _read(text: str, *, first: bool = False) -> str:
     """The answer in a text: the whole where it is mathematics, else what its prose states."""
-    text = _CONDITION.sub("", _END_OF_PROOF.sub("", text).strip())
+    text = _CONDITION.sub("", _QUOTED.sub(r"\1", _END_OF_PROOF.sub("", text).strip()))
     # "(The answer is 20.)": a bracket that was opened before; that of [0, 1) was opened here.
     text = text if sum(map(text.count, "([")) >= text.count(")") else text.rstrip(").")
     steps = _NUMBERED.sub("", text) if re.search(r"(?m)^ ?2\. ", text) else text

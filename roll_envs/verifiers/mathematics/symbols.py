@@ -37,7 +37,7 @@ _CALL = re.compile(r"\\[A-Za-z]+|([A-Za-z]'*\s*\()")
 # Not e, d as in a derivative, an index, or the name of a function: f^{2}(x).
 _RAISED = re.compile(r"(\\[A-Za-z]+)|(?<![d_])([a-cf-zA-Z])(?=\s*\^\s*(?:\d|\{\s*\d+\s*\})(?!\s*[(_{]))")
 _SPELLINGS = (
-    (r"(\d+(?:\.\d+)?|\{\d+(?:\.\d+)?\})\s*°(?![CF])", r"{(\1\\cdot\\frac{\\pi}{180})}"),
+    (r"(\d+(?:\.\d+)?|\{\d+(?:\.\d+)?\})\s*°(?![CF])", r"(\1\\cdot\\frac{\\pi}{180})"),
     # A derivative is a name of its own.
     (r"(\\[A-Za-z]+|[A-Za-z])'''", r"\1_{ppp}"),
     (r"(\\[A-Za-z]+|[A-Za-z])''", r"\1_{pp}"),

@@ -53,7 +53,7 @@ _BEFORE_COMMANDS = (
     (r"\\[,;:!>]|\\ |~|\\\n", " "),
     ("⏎", r"\\\\"),
     (r"\\(?:mathbb|mathbf|bf|Bbb)\s*\{?\s*R\s*\}?(?![A-Za-z])", "ℝ"),
-    (r"\^\s*\{?\s*\\circ\s*\}?|\\circ(?![A-Za-z])", "°"),
+    (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ\s*|\\circ(?![A-Za-z])", "°"),
 )
 """Patterns and what they become, in order."""
 _AFTER_COMMANDS = (
