@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Callable
+from json import loads  # as it was before a patch of the tests
 from typing import Any, NoReturn
 
+from roll_envs.verifiers.code.inside.patches import Patches, Refused, is_mock, use
+from roll_envs.verifiers.code.inside.shared import PLACE, Files, Tests, TooLarge
 from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, decode, encode, request, sync
 
 # Exceptions of the answer keep their class only where no test framework gives it a meaning of its own.
@@ -51,6 +54,13 @@ class Counts:
     """Whether no check is left out where the statement that runs, in a ``with``, raises an exception."""
     load_fault = ""
 
+    def share(self, state: frozenset[str]) -> None:
+        """Share files, and ``state`` that the tests set, with the answer."""
+
+    def left(self) -> bool:
+        """Whether tests or answer have written files where no other tests may find them."""
+        return False
+
 
 class Link(Counts):
     """The conversation with the answer's jail, by way of the judge, which sees only opaque lines."""
@@ -68,6 +78,22 @@ class Link(Counts):
         self._functions: list[Any] = []
         self._objects: dict[int, Remote] = {}
         self._errors: dict[tuple[str, str], type[BaseException]] = {}
+        self._files: Files | None = None
+
+    def share(self, state: frozenset[str]) -> None:
+        try:
+            self._root = tempfile.mkdtemp(dir=PLACE)
+            self._files, self._tests = Files(self._root), Tests(seeds="seed" in state)
+            self._tests.enter(self._root)
+            self._patches = Patches()
+        except OSError as error:
+            if state:
+                raise Unusable(f"the tests use {min(state)!r}, but cannot write to {PLACE} ({error})") from None
+
+    def left(self) -> bool:
+        if self._files:
+            self._files.leave()
+        return bool(self._files and self._files.moved)
 
     def ask(self, do: str, *arguments: Any) -> dict[str, Any]:
         """Raises :class:`Fault`, and what the answer raised, as an exception of this jail."""
@@ -83,13 +109,38 @@ class Link(Counts):
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         if self._over:  # each exchange would take time that is over
             raise Fault("skipped", "the time for all tests was over")
-        self._connection.send_bytes(b"ask " + request(message).encode())
-        return self._read(self._connection.recv_bytes().decode())
+        try:
+            if self._files:
+                message = message | {"shared": self._shared(self._files)}
+            self._connection.send_bytes(b"ask " + request(message).encode())
+            reply = self._read(self._connection.recv_bytes().decode())
+        except Fault:
+            if self._files:  # a new jail has nothing of it
+                self._files.forget()
+                self._tests.forget()
+                self._patches.forget()
+            raise
+        if self._files and reply.get("shared", 0) is None:
+            raise Fault("output", "the files that it changed are too many or too large")
+        if self._files and "shared" in reply:
+            files = self._files
+            self._decoded(lambda: files.take(reply["shared"]))
+        return reply
+
+    def _shared(self, files: Files) -> dict[str, Any]:
+        try:
+            told = {"root": self._root, "changes": files.changes(), **self._tests.news()}
+            return told | {"patches": self._patches.news(self.encode)}
+        except Refused as error:
+            raise Unusable(str(error)) from None
+        except TooLarge:
+            text = "the files of the tests are too many or too large to go to the answer"
+            raise (Fault("output", text) if files.taken else Unusable(text)) from None
 
     def _read(self, message: str) -> dict[str, Any]:
         """The reply in a message of the judge, whose first line is what it says of the call itself."""
         head, _, line = message.partition("\n")
-        facts = json.loads(head)
+        facts = loads(head)
         self.time_s += facts["time_s"]
         self.memory_mb = max(self.memory_mb, facts["memory_mb"])
         if facts["printed"]:
@@ -97,7 +148,7 @@ class Link(Counts):
         self._over = facts["status"] == "skipped"
         if facts["status"]:
             raise Fault(facts["status"], facts["text"])
-        reply = self._decoded(lambda: json.loads(line))
+        reply = self._decoded(lambda: loads(line))
         if not isinstance(reply, dict):
             raise Fault("error", "a reply in no known form")
         return reply
@@ -105,14 +156,23 @@ class Link(Counts):
     def _called_back(self, reply: dict[str, Any]) -> dict[str, Any]:
         self._nodes = Nodes({})
         try:
-            function = self._functions[reply["call"]]
+            function, how = self._functions[reply["call"]], reply.get("how")
             args = [self.decode(arg) for arg in reply["args"]]
             named = {str(key): self.decode(value) for key, value in reply["named"].items()}
-            return {"value": self.encode(function(*args, **named))}
+            value = use(function, how, *args, **named) if how else function(*args, **named)
+            return {"value": self.encode(value)}
         except (Fault, Unusable):
             raise
         except BaseException as error:
-            return {"fault": type(error).__name__, "text": str(error)[:300]}
+            return {"fault": self._told(error)}
+
+    def _told(self, error: BaseException) -> dict[str, Any]:
+        told: dict[str, Any] = {"kinds": [[each.__module__, each.__name__] for each in type(error).__mro__]}
+        try:
+            state = {name: self.encode(value) for name, value in vars(error).items()}
+            return told | {"text": str(error)[:300], "args": self.encode([*error.args]), "state": state}
+        except Unusable:
+            return told | {"text": str(error)[:300]}
 
     def call(self, target: Any, args: Any, named: dict[str, Any], *, lists: bool = False) -> Any:
         """Call a function of the answer; arguments that it changes are changed here too."""
@@ -149,6 +209,12 @@ class Link(Counts):
             return ["h", target_of(value)]
         if (node := self._nodes.number(value)) is not None:
             return node
+        try:
+            if is_mock(value):
+                self._functions.append(value)
+                return ["mk", len(self._functions) - 1]
+        except Refused as error:
+            raise Unusable(str(error)) from None
         module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
         if module in sys.stdlib_module_names and getattr(sys.modules.get(module), str(name), None) is value:
             return ["G", module, name]

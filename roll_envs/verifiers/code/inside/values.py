@@ -12,11 +12,11 @@ import datetime
 import decimal
 import fractions
 import inspect
-import json
 import keyword
 import sys
 import types
 from collections.abc import Callable, Mapping
+from json import dumps
 from typing import Any, NamedTuple, NoReturn
 
 from roll_envs.verifiers.code.inside.frames import NotPlain, framed, read_frame, take_frame
@@ -101,7 +101,7 @@ def _refuse(value: Any) -> NoReturn:
 
 def request(message: Any) -> str:
     """As text. Raises :class:`ValueError` for one that is larger than what the jail of the tests may print."""
-    text = json.dumps(message)
+    text = dumps(message)
     if len(text) > _MOST_CHARACTERS:
         raise ValueError("the values are too large to go to the answer")
     return text
