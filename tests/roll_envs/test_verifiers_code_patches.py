@@ -81,6 +81,25 @@ def test_rows(self):
     db.cursor().__enter__().execute.assert_called_once_with("select", how=1)
 """,
     ),
+    "what our own code uses, too": (
+        "import json, os, time\ndef f(p):\n    open('out', 'w').close()\n"
+        "    return json.loads(p), json.dumps(1), os.listdir('.'), time.time()",
+        "def f(p): return {'a': 1}, 'D', [], 5",
+        """
+@patch("time.time", return_value=5)
+@patch("os.scandir")
+@patch("os.listdir", return_value=[])
+@patch("json.dumps", return_value="D")
+@patch("json.loads", return_value={"a": 1})
+def test_f(self, *mocks):
+    for _ in range(2):
+        self.assertEqual(f("x"), ({"a": 1}, "D", [], 5))
+    for mock in (*mocks[:3], mocks[4]):
+        self.assertTrue(mock.called)
+def test_out(self):
+    self.assertEqual(f("1")[2], ["out"])
+""",
+    ),
     "patches that are started and stopped": (
         "import os\ndef f(): return os.getpid()",
         "def f(): return 5",

@@ -67,6 +67,13 @@ ROWS: dict[str, tuple[str, str, str]] = {
             before="import tempfile\n",
         ),
     ),
+    "paths as values": (
+        "from pathlib import Path\ndef f(d): return [Path(n) / 'b' for n in sorted(d.iterdir())]",
+        "def f(d): return [d]",
+        "from pathlib import Path\ndef test_f(tmp_path):\n    (tmp_path / 'a').mkdir()\n"
+        "    assert f(tmp_path) == [tmp_path / 'a' / 'b'] and not f(tmp_path)[0].exists()\n"
+        "    assert f(Path('.')) == []",
+    ),
     "a folder in place of a file": (
         "import os\ndef f(p):\n    os.remove(p); os.mkdir(p); open(p + '/a', 'w').close()",
         NOTHING,

@@ -39,10 +39,11 @@ class Answer:
         self._numbers: dict[int, int] = {}
         self._nodes = Nodes({})
         self._files: Files | None = None
-        self._patched: Patched | None = None
         self._inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.space: dict[str, Any] = {}
+        self.given: dict[str, Any] = {}
+        self._patched = Patched(self.given)
         raise_limits()
         threading.stack_size(STACK_BYTES)
         threading.Thread(target=self._serve, daemon=True).start()
@@ -78,6 +79,7 @@ class Answer:
         message: dict[str, Any] = loads(self._inbox.get())
         if shared := message.get("shared"):
             self._guarded(lambda: self._share(shared))
+        self._patched.enter()
         return message
 
     def _share(self, shared: dict[str, Any]) -> dict[str, Any]:
@@ -85,11 +87,11 @@ class Answer:
         self._files.take(shared["changes"])
         obey(shared)
         if shared.get("patches") is not None:
-            self._patched = self._patched or Patched(self.given)
             self._patched.set(shared["patches"], self._decode)
         return {}
 
     def _say(self, reply: dict[str, Any]) -> None:
+        self._patched.leave()
         if self._files is not None:
             reply["shared"] = None
             with contextlib.suppress(Exception):
@@ -101,7 +103,7 @@ class Answer:
         known = vars(sys.modules[raise_limits.__module__])
         below = {name: value for name, value in known.items() if not name.startswith("__")}
         self.space = module.__dict__
-        self.given = {**below, **vars(builtins)}
+        self.given.update({**below, **vars(builtins)})
         self.space["__builtins__"] = self.given
         exec(compile(self._source, "<answer>", "exec", dont_inherit=True), self.space)
         return {"value": None}

@@ -16,12 +16,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from roll_envs.verifiers.code.inside.shared import Unusable
+
 _MOST_ITEMS = 10_000
 _ABSENT = object()
-
-
-class Refused(Exception):
-    """A mock, or a patch, that the answer cannot be given."""
 
 
 class Patches:
@@ -29,31 +27,28 @@ class Patches:
 
     def __init__(self) -> None:
         self._active: list[tuple[Any, str]] = []
-        self._changed = False
+        self.changed = False
         kind: Any = importlib.import_module("unittest.mock")._patch
         enter, leave = kind.__enter__, kind.__exit__
 
         def entered(patch: Any) -> Any:
             value = enter(patch)
             self._active.append((patch.target, patch.attribute))
-            self._changed = True
+            self.changed = True
             return value
 
         def left(patch: Any, *error: Any) -> Any:
             self._active.remove((patch.target, patch.attribute))
-            self._changed = True
+            self.changed = True
             return leave(patch, *error)
 
         kind.__enter__, kind.__exit__ = entered, left
 
-    def forget(self) -> None:
-        self._changed = True
-
     def news(self, encode: Callable[[Any], Any]) -> list[list[Any]] | None:
-        """Owner, attribute and value of each; ``None`` where they are as they were. Raises :class:`Refused`."""
-        if not self._changed:
+        """Owner, attribute and value of each; ``None`` where they are as they were. Raises :class:`Unusable`."""
+        if not self.changed:
             return None
-        self._changed = False
+        self.changed = False
         # What the answer prints comes with each reply, and is printed here.
         told = [(owner, name) for owner, name in self._active if (owner, name) != (sys, "stdout")]
         return [[_name(owner), name, encode(getattr(owner, name))] for owner, name in told]
@@ -64,18 +59,18 @@ def _name(owner: Any) -> str:
         return str(owner.__name__)
     if type(owner) is type and owner.__module__ != "tests":
         return f"{owner.__module__}:{owner.__qualname__}"
-    raise Refused(f"the tests patch a {type(owner).__name__}")
+    raise Unusable(f"the tests patch a {type(owner).__name__}")
 
 
 def is_mock(value: Any) -> bool:
-    """Raises :class:`Refused` for one that would run functions of a library with what the answer gives it."""
+    """Raises :class:`Unusable` for one that would run functions of a library with what the answer gives it."""
     library: Any = sys.modules.get("unittest.mock")
     if library is None or not isinstance(value, library.NonCallableMock):
         return False
     effect = value.side_effect if isinstance(value, library.CallableMixin) else None
     own = isinstance(effect, type) or getattr(effect, "__module__", "tests") in ("tests", "unittest.mock")
     if value._mock_wraps is not None or (callable(effect) and not own):
-        raise Refused("the tests have a mock that calls a function of a library")
+        raise Unusable("the tests have a mock that calls a function of a library")
     return True
 
 
@@ -136,22 +131,31 @@ class StandIn:
 
 
 class Patched:
-    """What is patched in the answer's process; ``below``: its built-in names."""
+    """What is patched in the answer's process while it runs, for what runs between may need it as it is; ``below``: the
+    answer's built-in names."""
 
     def __init__(self, below: dict[str, Any]) -> None:
         self._below = below
+        self._values: list[tuple[Any, str, Any]] = []
         self._before: list[tuple[Any, str, Any]] = []
 
     def set(self, patches: list[list[Any]], decode: Callable[[Any], Any]) -> None:
+        self._values = []
+        for path, name, data in patches:
+            with suppress(ImportError, AttributeError):
+                self._values.append((pkgutil.resolve_name(path), name, decode(data)))
+
+    def enter(self) -> None:
+        for owner, name, value in self._values:
+            self._before.append((owner, name, vars(owner).get(name, _ABSENT)))
+            setattr(owner, name, value)
+        self._below.update(vars(builtins) if self._values else {})
+
+    def leave(self) -> None:
         while self._before:
             owner, name, value = self._before.pop()
             if value is _ABSENT:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
-        for path, name, data in patches:
-            with suppress(ImportError, AttributeError):
-                owner = pkgutil.resolve_name(path)
-                self._before.append((owner, name, vars(owner).get(name, _ABSENT)))
-                setattr(owner, name, decode(data))
-        self._below.update(vars(builtins))
+        self._below.update(vars(builtins) if self._values else {})

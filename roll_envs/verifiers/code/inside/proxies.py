@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-import tempfile
 import threading
 import types
 from collections.abc import Callable
 from json import loads  # as it was before a patch of the tests
 from typing import Any, NoReturn
 
-from roll_envs.verifiers.code.inside.patches import Patches, Refused, is_mock, use
-from roll_envs.verifiers.code.inside.shared import PLACE, Files, Tests, TooLarge
+from roll_envs.verifiers.code.inside.patches import Patches, is_mock, use
+from roll_envs.verifiers.code.inside.shared import PLACE, Tests, TooLarge, Unusable
 from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, decode, encode, request, sync
 
 # Exceptions of the answer keep their class only where no test framework gives it a meaning of its own.
@@ -34,10 +33,6 @@ class Fault(BaseException):
     def __init__(self, status: str, text: str) -> None:
         super().__init__(text)
         self.status = status
-
-
-class Unusable(BaseException):
-    """The test does what cannot be done from a jail of its own."""
 
 
 class Counts:
@@ -78,22 +73,17 @@ class Link(Counts):
         self._functions: list[Any] = []
         self._objects: dict[int, Remote] = {}
         self._errors: dict[tuple[str, str], type[BaseException]] = {}
-        self._files: Files | None = None
+        self._tests: Tests | None = None
 
     def share(self, state: frozenset[str]) -> None:
         try:
-            self._root = tempfile.mkdtemp(dir=PLACE)
-            self._files, self._tests = Files(self._root), Tests(seeds="seed" in state)
-            self._tests.enter(self._root)
-            self._patches = Patches()
+            self._tests = Tests(state, Patches())
         except OSError as error:
             if state:
                 raise Unusable(f"the tests use {min(state)!r}, but cannot write to {PLACE} ({error})") from None
 
     def left(self) -> bool:
-        if self._files:
-            self._files.leave()
-        return bool(self._files and self._files.moved)
+        return self._tests is not None and self._tests.left()
 
     def ask(self, do: str, *arguments: Any) -> dict[str, Any]:
         """Raises :class:`Fault`, and what the answer raised, as an exception of this jail."""
@@ -109,33 +99,23 @@ class Link(Counts):
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         if self._over:  # each exchange would take time that is over
             raise Fault("skipped", "the time for all tests was over")
+        tests = self._tests
         try:
-            if self._files:
-                message = message | {"shared": self._shared(self._files)}
+            if tests:
+                message = message | {"shared": tests.told(self.encode)}
             self._connection.send_bytes(b"ask " + request(message).encode())
             reply = self._read(self._connection.recv_bytes().decode())
+            if tests and reply.get("shared", 0) is None:
+                raise TooLarge
         except Fault:
-            if self._files:  # a new jail has nothing of it
-                self._files.forget()
-                self._tests.forget()
-                self._patches.forget()
+            if tests:
+                tests.forget()
             raise
-        if self._files and reply.get("shared", 0) is None:
-            raise Fault("output", "the files that it changed are too many or too large")
-        if self._files and "shared" in reply:
-            files = self._files
-            self._decoded(lambda: files.take(reply["shared"]))
-        return reply
-
-    def _shared(self, files: Files) -> dict[str, Any]:
-        try:
-            told = {"root": self._root, "changes": files.changes(), **self._tests.news()}
-            return told | {"patches": self._patches.news(self.encode)}
-        except Refused as error:
-            raise Unusable(str(error)) from None
         except TooLarge:
-            text = "the files of the tests are too many or too large to go to the answer"
-            raise (Fault("output", text) if files.taken else Unusable(text)) from None
+            raise Fault("output", "the files that it changed are too many or too large") from None
+        if tests and "shared" in reply:
+            self._decoded(lambda: tests.files.take(reply["shared"]))
+        return reply
 
     def _read(self, message: str) -> dict[str, Any]:
         """The reply in a message of the judge, whose first line is what it says of the call itself."""
@@ -171,7 +151,7 @@ class Link(Counts):
         try:
             state = {name: self.encode(value) for name, value in vars(error).items()}
             return told | {"text": str(error)[:300], "args": self.encode([*error.args]), "state": state}
-        except Unusable:
+        except (Unusable, ValueError):
             return told | {"text": str(error)[:300]}
 
     def call(self, target: Any, args: Any, named: dict[str, Any], *, lists: bool = False) -> Any:
@@ -209,12 +189,9 @@ class Link(Counts):
             return ["h", target_of(value)]
         if (node := self._nodes.number(value)) is not None:
             return node
-        try:
-            if is_mock(value):
-                self._functions.append(value)
-                return ["mk", len(self._functions) - 1]
-        except Refused as error:
-            raise Unusable(str(error)) from None
+        if is_mock(value):
+            self._functions.append(value)
+            return ["mk", len(self._functions) - 1]
         module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
         if module in sys.stdlib_module_names and getattr(sys.modules.get(module), str(name), None) is value:
             return ["G", module, name]

@@ -41,13 +41,12 @@ _SHARED = frozenset(
 """Names of libraries by which tests reach into the process of the answer, or look at its code."""
 _OF_TESTS = frozenset("monkeypatch mocker recwarn caplog assertWarns assertWarnsRegex assertLogs".split())
 """Arguments and methods of tests by which they do."""
-_SET = frozenset({"setenv", "delenv", "chdir"})
-"""What ``monkeypatch`` may do."""
 _RUNNING = re.compile(
-    r"(pickle|_pickle|dill|cloudpickle|marshal|joblib|torch)\.(load|loads|Unpickler)|shelve\.\w+|runpy\.\w+|"
-    r"yaml\.(load|load_all|unsafe_load|unsafe_load_all|full_load|full_load_all)|pandas\.(read_pickle|read_hdf)|"
-    r"logging\.config\.\w+|importlib\.(?!resources|metadata)\w+(\.\w+)*|ctypes\.\w+|"
-    r"subprocess\.(run|call|check_\w+|Popen|get\w+)|os\.(system|popen|exec\w+|spawn\w+|posix_spawn\w*)|.*\bcreate_subprocess_\w+|.*\bload_model|.*\ballow_pickle"
+    r"(_?pickle|dill|cloudpickle|marshal|joblib|torch)\.(loads?|Unpickler)|(shelve|runpy|jsonpickle|ctypes)\.\w+|"
+    r"yaml\.(load|unsafe_load|full_load)(_all)?|pandas\.read_(pickle|hdf)|.*\b(load_model|allow_pickle)|"
+    r"logging\.config\.\w+|importlib\.(util\.spec_from_file_location|machinery\.\w+)|"
+    r"subprocess\.(run|call|check_\w+|Popen|get\w+)|os\.(system|popen|exec\w+|(posix_)?spawn\w*)|"
+    r".*\bcreate_subprocess_\w+"
 )
 """What runs code that bytes or files hold, which may be the answer's."""
 _DATA = "__data__"
@@ -65,7 +64,11 @@ _NODES = (
 )
 _DISPLAYS, _LONG = (ast.List, ast.Tuple, ast.Set, ast.Dict), 20
 _NO_BUILT_IN = frozenset("open exec eval compile setattr delattr getattr input globals locals vars exit quit".split())
-_NO_ATTRIBUTE = frozenset("random seterr seterrcall set_printoptions save load fromfile tofile setdefault".split())
+_NO_ATTRIBUTE = frozenset(
+    "random seterr seterrcall set_printoptions save load fromfile tofile setdefault "
+    "exists is_file is_dir stat iterdir glob rglob resolve read_text read_bytes"
+    .split()
+)  # fmt: skip
 
 
 def _is_harmless(node: ast.AST) -> bool:
@@ -232,7 +235,7 @@ def _shares(nodes: list[ast.AST]) -> tuple[str, frozenset[str]]:
     stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
     set_by = {n.attr for n in nodes if isinstance(n, ast.Attribute) and _name_of(n.value) == "monkeypatch"}
-    own = _OF_TESTS - stored - ({"monkeypatch"} if set_by <= _SET else set())
+    own = _OF_TESTS - stored - ({"monkeypatch"} if set_by <= {"setenv", "delenv", "chdir"} else set())
     libraries = {name.partition(".")[0] for name in paths} | ({"open", *sys.stdlib_module_names} - stored - arguments)
     state = set()
     for node in nodes:
@@ -253,10 +256,8 @@ def _patches_more(node: ast.Call, path: str) -> bool:
     given = ast.unparse(node.args[0]).strip("'") if node.args else ""
     if path.endswith("patch.dict"):
         return given != "os.environ"
-    called = path.rpartition(".")[2] == "patch"
-    return called and (
-        not isinstance(node.args[:1] and node.args[0], ast.Constant) or given.split(".")[0] in ANSWER_MODULES
-    )
+    spelled = bool(node.args) and isinstance(node.args[0], ast.Constant)
+    return path.rpartition(".")[2] == "patch" and (not spelled or given.split(".")[0] in ANSWER_MODULES)
 
 
 def _owner(node: Any) -> str:

@@ -30,8 +30,12 @@ _READ_BY_LIBRARIES = frozenset({"matplotlibrc"})
 """Settings that a library of the tests would read in the current folder."""
 
 
+class Unusable(BaseException):
+    """The test does what cannot be done from a jail of its own."""
+
+
 class TooLarge(Exception):
-    """More changes, or larger ones, than one message takes."""
+    """More changes of files, or larger ones, than one message takes."""
 
 
 class Files:
@@ -145,15 +149,18 @@ class _Empty:
 
 
 class Tests:
-    """What tests have set of their process since they last told."""
+    """What tests have set of their process, and its files, since they last told; ``state``: names by which they do."""
 
-    def __init__(self, *, seeds: bool) -> None:
+    def __init__(self, state: frozenset[str], patches: Any) -> None:
         self._environ = self._known = {**os.environ}
-        self._folder, self._seeded = "", False
-        if seeds:
+        self._folder, self._seeded, self._patches = "", False, patches
+        self._root = tempfile.mkdtemp(dir=PLACE)
+        self.files = Files(self._root)
+        if "seed" in state:
             for library in (random, sys.modules.get("numpy") and sys.modules["numpy"].random):
                 if library:
                     library.seed = self._noted(library.seed)  # type: ignore[union-attr]
+        self._enter(self._root)
 
     def _noted(self, seed: Callable[..., None]) -> Callable[..., None]:
         def seeded(*args: Any, **named: Any) -> None:
@@ -162,7 +169,7 @@ class Tests:
 
         return seeded
 
-    def enter(self, root: str) -> None:
+    def _enter(self, root: str) -> None:
         """Go into the folder. Nothing in it, or in the one before, can be imported from now on."""
         places = (root, getcwd())
 
@@ -177,9 +184,26 @@ class Tests:
         os.environ["TMPDIR"] = tempfile.tempdir = f"{root}/tmp"
 
     def forget(self) -> None:
-        self._known, self._folder, self._seeded = self._environ, "", True
+        """A new jail has nothing of it."""
+        self.files.forget()
+        self._known, self._folder, self._seeded, self._patches.changed = self._environ, "", True, True
 
-    def news(self) -> dict[str, Any]:
+    def left(self) -> bool:
+        """Whether files have been written, which no other tests may find."""
+        self.files.leave()
+        return self.files.moved
+
+    def told(self, encode: Callable[[Any], Any]) -> dict[str, Any]:
+        """Raises :class:`TooLarge` where the answer may be the reason."""
+        try:
+            told = {"root": self._root, "changes": self.files.changes(), "patches": self._patches.news(encode)}
+        except TooLarge:
+            if self.files.taken:
+                raise
+            raise Unusable("the files of the tests are too many or too large to go to the answer") from None
+        return told | self._news()
+
+    def _news(self) -> dict[str, Any]:
         # That of pytest tells the arguments of the test, with what is expected.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         gone = dict.fromkeys(self._known.keys() - environ.keys())

@@ -21,9 +21,10 @@ from multiprocessing.connection import Pipe
 from typing import Any
 
 from roll_envs.verifiers.code.inside.compare import expected, plain_value, readings, shown
-from roll_envs.verifiers.code.inside.proxies import Fault, Link, Unusable, is_from_answer
+from roll_envs.verifiers.code.inside.proxies import Fault, Link, is_from_answer
 from roll_envs.verifiers.code.inside.pytest_run import run_tests
 from roll_envs.verifiers.code.inside.reading import OwnFault, prepared
+from roll_envs.verifiers.code.inside.shared import Unusable
 from roll_envs.verifiers.code.inside.stand_ins import MOST_BYTES, Beside, Control, Diverged, Recorder, Replay, is_simple
 from roll_envs.verifiers.code.inside.values import NODES
 
