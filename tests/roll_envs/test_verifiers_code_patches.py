@@ -177,7 +177,7 @@ def test_pid(self, pid):
         ("patch('__main__.x')", "use 'patch'"),
         ("patch('solution.os.getpid')", "use 'patch'"),
         ("patch(__name__ + '.x')", "use 'patch'"),
-        ("patch.dict('sys.modules', {})", "use 'patch'"),
+        ("patch.dict('sys.modules', {})", "use 'patch.dict'"),
         ("patch.object(unittest.TestCase(), 'run')", "patch a TestCase"),
         ("patch('os.getpid', io.StringIO())", "hand a StringIO"),
     ],

@@ -133,7 +133,7 @@ FORGE = (
 CHEATS = {
     "a path that leads out": "{'folders': ['../evil'], 'files': [], 'gone': []}",
     "a file beside the folder": "{'folders': [], 'files': [['work/../../../wave', 420, 0, 'eD0x']], 'gone': []}",
-    "a whole path": "{'folders': [], 'files': [['/work/wave.py', 420, 0, 'eD0x']], 'gone': []}",
+    "a whole path": "{'folders': [], 'files': [['/dev/shm/wave', 420, 0, 'eD0x']], 'gone': []}",
     "a name that is none": "{'folders': [], 'files': [['work/\\ud800', 420, 0, 'eD0x']], 'gone': []}",
     "a time that is none": "{'folders': [], 'files': [['work/out', 420, 10**40, 'eD0x']], 'gone': []}",
     "a file in place of a folder": "{'folders': [], 'files': [['work', 420, 0, 'eD0x']], 'gone': []}",
@@ -200,7 +200,7 @@ import gc, io, os, tarfile
 def f(path):
     with tarfile.open(path, "w") as file:
         link = tarfile.TarInfo("link")
-        link.type, link.linkname = tarfile.SYMTYPE, "/work"
+        link.type, link.linkname = tarfile.SYMTYPE, os.environ["HOME"]
         file.addfile(link)
     return path
 def g():
@@ -213,7 +213,9 @@ def g():
         "try: g()",
         "except BaseException: pass",
     )
-    tests = unit(*lines, "self.assertFalse(os.path.exists('/work/colorsys.py'))", before="import tarfile\n")
+    tests = unit(
+        *lines, "self.assertFalse(os.path.exists(os.environ['HOME'] + '/colorsys.py'))", before="import tarfile\n"
+    )
     assert verdict(box, answer, tests).passed
 
 
@@ -240,6 +242,10 @@ def test_what_is_expected_is_unseen_until_the_next_call(box: Sandbox) -> None:
         ("import os\nassert os.system(f(1)) == 2", "system"),
         ("import importlib.util\nassert importlib.util.spec_from_file_location('a', f(1))", "spec_from_file_location"),
         ("import os\nos.symlink('/', 'a')\nassert f(1) == 2", "symlink"),
+        ("def test_f(tmp_path):\n    (tmp_path / 'a').symlink_to('/')\n    assert f(1) == 2", "symlink_to"),
+        ("import sys\nf('/a')\nassert '/a' in sys.path", "sys.path"),
+        ("import warnings\nwith warnings.catch_warnings(record=True) as w:\n    assert f(1) and w", "catch_warnings"),
+        ("import matplotlib.pyplot as plt\nf(1)\nassert plt.gcf().axes", "gcf"),
         ("from faker import Faker\nFaker.seed(1)\nassert f(1) == 2", "seed"),
         ("def test_f(monkeypatch):\n    monkeypatch.setattr('os.sep', '')\n    assert f(1) == 2", "monkeypatch"),
         ("with open('/tmp/a', 'w') as file: file.write('1')\nassert f(1) == 2", "/tmp/a"),

@@ -34,12 +34,14 @@ _WRITING = frozenset("open chdir tempfile shutil tmp_path tmpdir".split())
 """Those after which a path that the tests spell out is one of a file; folders of the system are not shared."""
 _SEEDS = ("random.seed", "numpy.random.seed")
 _SHARED = frozenset(
-    "seed signature stdin redirect_stderr warns deprecated_call getsource "
-    "getfullargspec get_type_hints iscoroutinefunction is_dataclass asdict astuple symlink symlink_to"
+    "seed signature stdin redirect_stderr warns deprecated_call getsource getfullargspec get_type_hints gcf gca "
+    "get_fignums iscoroutinefunction is_dataclass asdict astuple symlink"
     .split()
 )  # fmt: skip
 """Names of libraries by which tests reach into the process of the answer, or look at its code."""
-_OF_TESTS = frozenset("monkeypatch mocker recwarn caplog assertWarns assertWarnsRegex assertLogs".split())
+_OF_TESTS = frozenset(
+    "monkeypatch mocker recwarn caplog assertWarns assertWarnsRegex assertLogs symlink_to hardlink_to".split()
+)
 """Arguments and methods of tests by which they do."""
 _RUNNING = re.compile(
     r"(_?pickle|dill|cloudpickle|marshal|joblib|torch)\.(loads?|Unpickler)|(shelve|runpy|jsonpickle|ctypes)\.\w+|"
@@ -242,8 +244,8 @@ def _shares(nodes: list[ast.AST]) -> tuple[str, frozenset[str]]:
         name, path, ours = _name_of(node), _path(node, paths), _owner(node) in libraries
         if name in own or (name in _SHARED and ours and path not in _SEEDS) or _RUNNING.fullmatch(path):
             return name, frozenset()
-        if isinstance(node, ast.Call) and _patches_more(node, _path(node.func, paths)):
-            return "patch", frozenset()
+        if reached := _reaches(node, paths):
+            return reached, frozenset()
         if name in _TOLD and (ours or isinstance(node, ast.arg)):
             state.add(name)
     texts = (str(node.value) for node in nodes if isinstance(node, ast.Constant))
@@ -251,13 +253,22 @@ def _shares(nodes: list[ast.AST]) -> tuple[str, frozenset[str]]:
     return next(spelled, "") if state & _WRITING else "", frozenset(state)
 
 
-def _patches_more(node: ast.Call, path: str) -> bool:
-    """Whether a call patches the answer's own names, or a mapping other than the environment."""
-    given = ast.unparse(node.args[0]).strip("'") if node.args else ""
-    if path.endswith("patch.dict"):
-        return given != "os.environ"
-    spelled = bool(node.args) and isinstance(node.args[0], ast.Constant)
-    return path.rpartition(".")[2] == "patch" and (not spelled or given.split(".")[0] in ANSWER_MODULES)
+def _reaches(node: ast.AST, paths: dict[str, str]) -> str:
+    """The name by which a call or a comparison looks into the answer's process; among them patches of the answer's own
+    names, or of a mapping other than the environment."""
+    if not isinstance(node, (ast.Call, ast.Compare)):
+        return ""
+    names = [_path(each, paths) for each in ast.iter_child_nodes(node)]
+    given = ast.unparse(node.args[0]).strip("'") if isinstance(node, ast.Call) and node.args else ""
+    if names[0] == "unittest.mock.patch.dict" and given != "os.environ":
+        return "patch.dict"
+    if names[0] == "unittest.mock.patch" and (
+        given.split(".")[0] in ANSWER_MODULES or not re.fullmatch(r"[\w.]+", given)
+    ):
+        return "patch"
+    if names[0] == "warnings.catch_warnings" and names[1:]:
+        return "catch_warnings"
+    return next((name for name in names if name in ("sys.path", "sys.modules")), "")
 
 
 def _owner(node: Any) -> str:
