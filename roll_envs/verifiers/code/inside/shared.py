@@ -179,7 +179,8 @@ class Tests:
             return _Empty()
 
         sys.path_hooks.insert(0, finder)
-        sys.path_importer_cache.clear()
+        for place in places:
+            sys.path_importer_cache.pop(place, None)
         chdir(f"{root}/work")
         os.environ["TMPDIR"] = tempfile.tempdir = f"{root}/tmp"
 
