@@ -244,6 +244,27 @@ def _task(source: str) -> str:
     return _function(source.replace("def solve(", "def task_func("))
 
 
+_WITH_FILES = """
+import json
+def task_func(given, said):
+    with open(given) as file:
+        arguments = json.load(file)
+    with open(said, "w") as file:
+        json.dump(solve(*arguments), file)
+"""
+_WITH_CHANCE = "\nimport random\ndef task_func(*given):\n    return solve(*given), random.random()\n"
+_WITH_INPUT = """
+import json, time
+def task_func():
+    time.sleep(60)
+    return solve(*json.loads(input()))
+"""
+
+
+def _task_with(body: str) -> Callable[[str], str]:
+    return lambda source: _function(source + body)
+
+
 def _asserts(problem: Problem, name: str) -> list[str]:
     pairs = zip(problem.arguments, problem.results, strict=True)
     return [f"assert {name}({', '.join(map(repr, each))}) == {result!r}" for each, result in pairs]
@@ -292,6 +313,31 @@ def _unittest(problem: Problem) -> str:
     lines = [f"self.assertEqual(task_func({', '.join(map(repr, each))}), {result!r})" for each, result in pairs]
     tests = "".join(f"    def test_case_{n}(self):\n        {line}\n" for n, line in enumerate(lines))
     return f"import unittest\n\nclass TestCases(unittest.TestCase):\n{tests}"
+
+
+def _cases(problem: Problem, head: str, case: str) -> dict[str, str]:
+    """``case``: the body of a test, with the arguments and the result as JSON."""
+    pairs = zip(map(json.dumps, problem.arguments), map(json.dumps, problem.results), strict=True)
+    bodies = [case.format(given, result).replace("\n", "\n        ") for given, result in pairs]
+    tests = "".join(f"    def test_case_{n}(self):\n        {body}\n" for n, body in enumerate(bodies))
+    return {"test": f"import json\nimport unittest\n{head}\nclass TestCases(unittest.TestCase):\n{tests}"}
+
+
+_FILES = """folder = tempfile.mkdtemp()
+with open(f"{{folder}}/in", "w") as file:
+    file.write({0!r})
+task_func(f"{{folder}}/in", f"{{folder}}/out")
+with open(f"{{folder}}/out") as file:
+    self.assertEqual(json.load(file), json.loads({1!r}))
+shutil.rmtree(folder)"""
+_SEEDS = """random.seed(1)
+found = json.loads(json.dumps(task_func(*json.loads({0!r}))))
+random.seed(1)
+self.assertEqual(found, [json.loads({1!r}), random.random()])"""
+_PATCHES = """with patch("builtins.input", return_value={0!r}) as asked, patch("time.sleep") as slept:
+    self.assertEqual(json.loads(json.dumps(task_func())), json.loads({1!r}))
+asked.assert_called_once_with()
+slept.assert_called_once_with(60)"""
 
 
 def _columns(problem: Problem) -> str:
@@ -360,6 +406,12 @@ FORMATS: dict[str, Callable[[Problem], Row]] = {
     "MBPP+": lambda p: (_function, {"test": _PLUS + _plus(p, "solve")}),
     "KodCode": _kodcode,
     "BigCodeBench": lambda p: (_task, {"test": _unittest(p)}),
+    "BigCodeBench, files": lambda p: (_task_with(_WITH_FILES), _cases(p, "import shutil\nimport tempfile", _FILES)),
+    "BigCodeBench, seeds": lambda p: (_task_with(_WITH_CHANCE), _cases(p, "import random", _SEEDS)),
+    "BigCodeBench, patches": lambda p: (
+        _task_with(_WITH_INPUT),
+        _cases(p, "from unittest.mock import patch", _PATCHES),
+    ),
     "LeetCode": _leetcode,
 }
 

@@ -287,7 +287,7 @@ def test_a_comparison_by_the_programs_own_classes_is_refused_or_told(plain: Plai
 
 
 def test_tests_that_share_state_run_inside_only_on_request(plain: PlainSandbox) -> None:
-    tests = {"test_file": "import random\nrandom.seed(3)\nassert f() == 1"}
+    tests = {"test_file": "import inspect\nassert not inspect.signature(f).parameters\nassert f() == 1"}
     refused = make_verifier("code", sandbox=plain)("def f(): return 1", tests)
     assert isinstance(refused, Failed)
     assert "tests_inside=True" in refused.reason

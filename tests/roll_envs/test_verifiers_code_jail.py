@@ -69,9 +69,6 @@ def test_a_wrong_answer_is_zero_and_never_no_verdict(box: Sandbox, name: str) ->
         ("from unittest.mock import patch\nwith patch('solution.g'):\n    assert f(1) == 2", "patch"),
         ("import inspect\nassert list(inspect.signature(f).parameters) == ['x'] and f(1) == 2", "signature"),
         ("import io, sys\nsys.stdin = io.StringIO('1')\nassert f(1) == 2", "stdin"),
-        ("import os\nos.environ['A'] = '1'\nassert f(1) == 2", "environ"),
-        ("from os import environ as e\nimport os as o\no.chdir('/tmp')\nassert f(1) == 2", "chdir"),
-        ("from pathlib import Path\nwith Path('a').open('w'):\n    assert f(1) == 2", "open"),
         (
             "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n"
             "        with self.assertLogs():\n            assert f(1) == 2",

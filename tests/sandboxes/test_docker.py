@@ -13,6 +13,7 @@ from docker_place import container_ids, open_sandbox, reason_to_skip, run_python
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import SANDBOX_CPUS, Limits, Program, make_sandbox
+from roll_envs.verifiers import Score, make_verifier
 from sandboxes.docker import DockerSandbox
 
 pytestmark = pytest.mark.docker
@@ -51,6 +52,31 @@ def test_a_program_reads_and_writes(sandbox: DockerSandbox) -> None:
     assert result.files == {"out.bin": bytes(range(256))}
     assert result.memory_peak_mb is not None
     assert 5 < result.memory_peak_mb < 100
+
+
+def test_files_and_patches_of_tests_reach_an_answer_in_a_container(sandbox: DockerSandbox) -> None:
+    tests = """
+import os, tempfile, unittest
+from unittest.mock import patch
+class T(unittest.TestCase):
+    def test_f(self):
+        with tempfile.TemporaryDirectory() as folder, patch("os.getpid", return_value=7) as pid:
+            with open(folder + "/in", "w") as file:
+                file.write("1")
+            self.assertEqual(f(folder), "17")
+            self.assertEqual(sorted(os.listdir(folder)), ["in", "out"])
+        pid.assert_called_once_with()
+"""
+    answer = """
+import os
+def f(folder):
+    open(folder + "/out", "w").close()
+    return open(folder + "/in").read() + str(os.getpid())
+"""
+    for code, value in ((answer, 1.0), (answer.replace("/out", "/no"), 0.0)):
+        found = make_verifier("code", sandbox=sandbox)(code, {"test": tests, "entry_point": "f"})
+        assert isinstance(found, Score), found
+        assert found.value == value, found.detail
 
 
 def test_containers_keep_to_the_processors_that_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

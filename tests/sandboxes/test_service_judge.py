@@ -74,7 +74,10 @@ def test_a_share_of_the_cases_can_be_credited(service: Running) -> None:
 
 
 def test_tests_inside_must_be_allowed_and_are_told(service: Running) -> None:
-    body = {"code": DOUBLE, "tests": {"test_file": "import random\nrandom.seed(1)\nassert f(2) == 4"}}
+    body = {
+        "code": DOUBLE,
+        "tests": {"test_file": "import inspect\nassert inspect.signature(f).parameters\nassert f(2) == 4"},
+    }
     refused = service.post("/judge", body)
     assert refused.status_code == 422
     assert "tests_inside" in refused.json()["detail"]

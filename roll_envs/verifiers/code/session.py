@@ -206,7 +206,7 @@ class Testing:
         except BaseException:
             tests.close()
             raise
-        if keep:
+        if keep and not found["spent"] and not how:
             _idle[os.getpid()].append(tests)
         else:
             tests.close()
@@ -216,7 +216,18 @@ class Testing:
         limits = self.limits if sandbox is self.answers else replace(self.limits, memory_mb=_TESTS_MB)
         started = time.monotonic()
         tests = Jail(sandbox, limits)
-        modules = ("frames", "values", "reading", "proxies", "compare", "stand_ins", "pytest_run", "tests")
+        modules = (
+            "frames",
+            "values",
+            "reading",
+            "shared",
+            "patches",
+            "proxies",
+            "compare",
+            "stand_ins",
+            "pytest_run",
+            "tests",
+        )
         tests.start("Template", modules=modules, wall_s=_LOAD_S)
         self._until += time.monotonic() - started
         return tests
@@ -261,7 +272,7 @@ class Testing:
         jail = Jail(self.answers, self.limits)
         # The wait for a free slot is not time of the answer.
         self._until += time.monotonic() - started
-        modules = ("frames", "values", "preamble", "answer")
+        modules = ("frames", "values", "shared", "patches", "preamble", "answer")
         try:
             jail.start("Answer", self.source, modules=modules, wall_s=self.limits.wall_s)
         except BaseException as error:

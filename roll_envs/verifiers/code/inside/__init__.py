@@ -2,7 +2,8 @@
 
 ``answer`` serves the answer's functions in one jail, ``proxies`` stands for them in the other, where ``tests`` runs the
 tests: ``reading`` reads their code, ``compare`` compares, ``pytest_run`` runs test functions and classes, ``stand_ins``
-takes the answer's place. ``values`` is the form in which values cross.
+takes the answer's place. ``values`` is the form in which values cross, ``shared`` how files and the like do, and
+``patches`` how mocks do.
 """
 
 __all__: list[str] = []

@@ -9,7 +9,6 @@ import builtins
 import contextlib
 import inspect
 import itertools
-import json
 import operator
 import os
 import queue
@@ -18,9 +17,12 @@ import sys
 import threading
 import types
 import typing
+from json import dumps, loads  # as they were before the answer, or a patch of the tests, replaced them
 from typing import Any
 
+from roll_envs.verifiers.code.inside.patches import Patched, StandIn
 from roll_envs.verifiers.code.inside.preamble import raise_limits
+from roll_envs.verifiers.code.inside.shared import Files, obey
 from roll_envs.verifiers.code.inside.values import CONTENT, Nodes, decode, encode
 
 _CHANGING = ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd", "pd")
@@ -36,9 +38,12 @@ class Answer:
         self._kept: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._nodes = Nodes({})
+        self._files: Files | None = None
         self._inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.space: dict[str, Any] = {}
+        self.given: dict[str, Any] = {}
+        self._patched = Patched(self.given)
         raise_limits()
         threading.stack_size(STACK_BYTES)
         threading.Thread(target=self._serve, daemon=True).start()
@@ -55,7 +60,7 @@ class Answer:
             with contextlib.suppress(Exception):  # the answer may have closed or replaced it
                 stream.flush()
         # It begins with a newline, since the answer may have printed a line without an end.
-        data = ("\n" + self._mark + identity + json.dumps(content) + "\n").encode()
+        data = ("\n" + self._mark + identity + dumps(content) + "\n").encode()
         while data:
             data = data[os.write(1, data) :]
 
@@ -67,14 +72,38 @@ class Answer:
         self._load_fault = f"{fault['kinds'][0][1]}: {fault['text'][:300]}" if fault else ""
         self._outbox.put({"value": None})
         while True:
-            self._outbox.put(self._handled(json.loads(self._inbox.get())))
+            self._say(self._handled(self._told()))
+
+    def _told(self) -> dict[str, Any]:
+        """The next message, when what the tests share has been taken from it."""
+        message: dict[str, Any] = loads(self._inbox.get())
+        if shared := message.get("shared"):
+            self._guarded(lambda: self._share(shared))
+        self._patched.enter()
+        return message
+
+    def _share(self, shared: dict[str, Any]) -> dict[str, Any]:
+        self._files = self._files or Files(shared["root"])
+        self._files.take(shared["changes"])
+        obey(shared)
+        if shared.get("patches") is not None:
+            self._patched.set(shared["patches"], self._decode)
+        return {}
+
+    def _say(self, reply: dict[str, Any]) -> None:
+        self._patched.leave()
+        if self._files is not None:
+            reply["shared"] = None
+            with contextlib.suppress(Exception):
+                reply["shared"] = self._files.changes()
+        self._outbox.put(reply)
 
     def _load(self) -> dict[str, Any]:
         module = sys.modules["answer"] = types.ModuleType("answer")
         known = vars(sys.modules[raise_limits.__module__])
         below = {name: value for name, value in known.items() if not name.startswith("__")}
         self.space = module.__dict__
-        self.given = {**below, **vars(builtins)}
+        self.given.update({**below, **vars(builtins)})
         self.space["__builtins__"] = self.given
         exec(compile(self._source, "<answer>", "exec", dont_inherit=True), self.space)
         return {"value": None}
@@ -145,13 +174,13 @@ class Answer:
 
     def _again(self, old: list[Any], value: Any) -> Any:
         new = self._encode(value)
-        return new if json.dumps(new) != json.dumps(old) else None  # for ``!=`` 1 is True
+        return new if dumps(new) != dumps(old) else None  # for ``!=`` 1 is True
 
     def _do_op(self, name: str, args: list[Any]) -> dict[str, Any]:
         return {"value": self._encode(_OPERATIONS[name](*map(self._decode, args)))}
 
     def _do_exit(self, target: Any, raised: list[str] | None) -> dict[str, Any]:
-        error = self._error(*raised) if raised else None
+        error = self._error([["builtins", raised[0]]], raised[1]) if raised else None
         value = self._target(target)
         return {"value": self._encode(bool(type(value).__exit__(value, error and type(error), error, None)))}
 
@@ -170,8 +199,8 @@ class Answer:
 
     def _handle(self, value: Any) -> list[Any]:
         """``["o", id, facts]`` for an object that stays here."""
-        if isinstance(value, _Test):
-            return ["k", value.number]
+        if type(value) in (_Test, StandIn):
+            return ["k", value._number]
         if (node := self._nodes.number(value)) is not None:
             return node
         if id(value) not in self._numbers:  # it is kept, so that no other object gets its id
@@ -203,6 +232,8 @@ class Answer:
             return self._target(data[1])
         if data[0] == "k":
             return _Test(self, *data[1:])
+        if data[0] == "mk":
+            return StandIn(data[1], self.use)
         if data[0] == "nd":
             return self._nodes.node(data[1])
         if data[0] == "G":
@@ -210,21 +241,32 @@ class Answer:
             return getattr(sys.modules[data[1]], data[2])
         raise ValueError("not a value in the agreed form")
 
-    def call_back(self, number: int, args: Any, named: dict[str, Any]) -> Any:
+    def use(self, number: int, how: str, /, *args: Any, **named: Any) -> Any:
+        """Use a mock of the tests."""
+        return self.call_back(number, args, named, how)
+
+    def call_back(self, number: int, args: Any, named: dict[str, Any], how: str = "") -> Any:
         """Call a function of the tests: requests that it makes meanwhile are served until its result comes."""
         self._nodes = Nodes({})
         given, names = [self._encode(arg) for arg in args], {k: self._encode(v) for k, v in named.items()}
-        self._outbox.put({"call": number, "args": given, "named": names})
-        while "do" in (message := json.loads(self._inbox.get())):
-            self._outbox.put(self._handled(message))
+        self._say({"call": number, "args": given, "named": names, "how": how})
+        while "do" in (message := self._told()):
+            self._say(self._handled(message))
         if "fault" in message:
-            raise self._error(message["fault"], message["text"])
+            raise self._error(**message["fault"])
         return self._decode(message["value"])
 
-    def _error(self, name: str, text: str) -> Exception:
-        """An exception of the tests: a built-in one, or of a class of the answer."""
-        kind = vars(builtins).get(name) or self.space.get(name)
-        return kind(text) if isinstance(kind, type) and issubclass(kind, Exception) else Exception(text)
+    def _error(self, kinds: list[list[str]], text: str, args: Any = None, state: Any = None) -> Exception:
+        """An exception of the tests: of a class of the answer, or the first of those here that a library has."""
+        found = [self.space.get(kinds[0][1]), *(getattr(sys.modules.get(at), name, None) for at, name in kinds)]
+        kind = next((each for each in found if isinstance(each, type) and issubclass(each, Exception)), Exception)
+        error = kind.__new__(kind)
+        error.args = (text,) if args is None else tuple(self._decode(args))
+        with contextlib.suppress(TypeError):
+            kind.__init__(error, *error.args)
+        for name, value in (state or {}).items():
+            setattr(error, name, self._decode(value))
+        return error
 
     def _nodes_in(self, function: Any, args: list[Any]) -> list[Any]:
         """Lists as ListNode or TreeNode where the annotation of a parameter says so, as on LeetCode."""
@@ -295,11 +337,11 @@ class _Test:
     """A function of the tests, which runs in their jail."""
 
     def __init__(self, owner: Answer, number: int, name: str) -> None:
-        self._owner, self.number = owner, number
+        self._owner, self._number = owner, number
         self.__name__ = self.__qualname__ = name
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        return self._owner.call_back(self.number, args, named)
+        return self._owner.call_back(self._number, args, named)
 
 
 def _await(value: Any) -> Any:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import sys
 import threading
 import types
 from collections.abc import Callable
+from json import loads  # as it was before a patch of the tests
 from typing import Any, NoReturn
 
+from roll_envs.verifiers.code.inside.patches import Patches, is_mock, use
+from roll_envs.verifiers.code.inside.shared import PLACE, Tests, TooLarge, Unusable
 from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, decode, encode, request, sync
 
 # Exceptions of the answer keep their class only where no test framework gives it a meaning of its own.
@@ -33,10 +35,6 @@ class Fault(BaseException):
         self.status = status
 
 
-class Unusable(BaseException):
-    """The test does what cannot be done from a jail of its own."""
-
-
 class Counts:
     """What is noted of the answer's jail, or of what stands in for it."""
 
@@ -50,6 +48,13 @@ class Counts:
     raises = False
     """Whether no check is left out where the statement that runs, in a ``with``, raises an exception."""
     load_fault = ""
+
+    def share(self, state: frozenset[str]) -> None:
+        """Share files, and ``state`` that the tests set, with the answer."""
+
+    def left(self) -> bool:
+        """Whether tests or answer have written files where no other tests may find them."""
+        return False
 
 
 class Link(Counts):
@@ -68,6 +73,17 @@ class Link(Counts):
         self._functions: list[Any] = []
         self._objects: dict[int, Remote] = {}
         self._errors: dict[tuple[str, str], type[BaseException]] = {}
+        self._tests: Tests | None = None
+
+    def share(self, state: frozenset[str]) -> None:
+        try:
+            self._tests = Tests(state, Patches())
+        except OSError as error:
+            if state:
+                raise Unusable(f"the tests use {min(state)!r}, but cannot write to {PLACE} ({error})") from None
+
+    def left(self) -> bool:
+        return self._tests is not None and self._tests.left()
 
     def ask(self, do: str, *arguments: Any) -> dict[str, Any]:
         """Raises :class:`Fault`, and what the answer raised, as an exception of this jail."""
@@ -83,13 +99,28 @@ class Link(Counts):
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         if self._over:  # each exchange would take time that is over
             raise Fault("skipped", "the time for all tests was over")
-        self._connection.send_bytes(b"ask " + request(message).encode())
-        return self._read(self._connection.recv_bytes().decode())
+        tests = self._tests
+        try:
+            if tests:
+                message = message | {"shared": tests.told(self.encode)}
+            self._connection.send_bytes(b"ask " + request(message).encode())
+            reply = self._read(self._connection.recv_bytes().decode())
+            if tests and reply.get("shared", 0) is None:
+                raise TooLarge
+        except Fault:
+            if tests:
+                tests.forget()
+            raise
+        except TooLarge:
+            raise Fault("output", "the files that it changed are too many or too large") from None
+        if tests and "shared" in reply:
+            self._decoded(lambda: tests.files.take(reply["shared"]))
+        return reply
 
     def _read(self, message: str) -> dict[str, Any]:
         """The reply in a message of the judge, whose first line is what it says of the call itself."""
         head, _, line = message.partition("\n")
-        facts = json.loads(head)
+        facts = loads(head)
         self.time_s += facts["time_s"]
         self.memory_mb = max(self.memory_mb, facts["memory_mb"])
         if facts["printed"]:
@@ -97,7 +128,7 @@ class Link(Counts):
         self._over = facts["status"] == "skipped"
         if facts["status"]:
             raise Fault(facts["status"], facts["text"])
-        reply = self._decoded(lambda: json.loads(line))
+        reply = self._decoded(lambda: loads(line))
         if not isinstance(reply, dict):
             raise Fault("error", "a reply in no known form")
         return reply
@@ -105,14 +136,23 @@ class Link(Counts):
     def _called_back(self, reply: dict[str, Any]) -> dict[str, Any]:
         self._nodes = Nodes({})
         try:
-            function = self._functions[reply["call"]]
+            function, how = self._functions[reply["call"]], reply.get("how")
             args = [self.decode(arg) for arg in reply["args"]]
             named = {str(key): self.decode(value) for key, value in reply["named"].items()}
-            return {"value": self.encode(function(*args, **named))}
+            value = use(function, how, *args, **named) if how else function(*args, **named)
+            return {"value": self.encode(value)}
         except (Fault, Unusable):
             raise
         except BaseException as error:
-            return {"fault": type(error).__name__, "text": str(error)[:300]}
+            return {"fault": self._told(error)}
+
+    def _told(self, error: BaseException) -> dict[str, Any]:
+        told: dict[str, Any] = {"kinds": [[each.__module__, each.__name__] for each in type(error).__mro__]}
+        try:
+            state = {name: self.encode(value) for name, value in vars(error).items()}
+            return told | {"text": str(error)[:300], "args": self.encode([*error.args]), "state": state}
+        except (Unusable, ValueError):
+            return told | {"text": str(error)[:300]}
 
     def call(self, target: Any, args: Any, named: dict[str, Any], *, lists: bool = False) -> Any:
         """Call a function of the answer; arguments that it changes are changed here too."""
@@ -149,6 +189,9 @@ class Link(Counts):
             return ["h", target_of(value)]
         if (node := self._nodes.number(value)) is not None:
             return node
+        if is_mock(value):
+            self._functions.append(value)
+            return ["mk", len(self._functions) - 1]
         module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
         if module in sys.stdlib_module_names and getattr(sys.modules.get(module), str(name), None) is value:
             return ["G", module, name]

@@ -6,12 +6,14 @@ import asyncio
 import inspect
 import io
 import pathlib
+import tempfile
 import types
 import unittest
 from collections.abc import Callable, Generator
 from typing import Any
 
 _HOOKS = {f"{when}_{what}" for when in ("setup", "teardown") for what in ("module", "function")}
+_FOLDER = pathlib.Path.cwd()
 Outcome = Callable[[str, BaseException | None], None]
 
 
@@ -72,8 +74,12 @@ def _by_pytest(module: types.ModuleType, outcome: Outcome) -> None:
             return module
 
     class Plugin:
+        @pytest.fixture
+        def tmp_path(self) -> pathlib.Path:
+            return pathlib.Path(tempfile.mkdtemp())  # that of pytest is named after the test's arguments
+
         def pytest_collect_file(self, file_path: Any, parent: Any) -> Any:
-            return Module.from_parent(parent, path=file_path) if file_path.name == "tests_of_row.py" else None
+            return Module.from_parent(parent, path=file_path) if file_path.name == "tests_of_row" else None
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
@@ -99,8 +105,9 @@ def _by_pytest(module: types.ModuleType, outcome: Outcome) -> None:
             if report.when == "collect":
                 raise call.excinfo.value
 
-    pathlib.Path("tests_of_row.py").touch()
-    options = "-q -s -p no:cacheprovider -p no:faulthandler --assert=plain"
-    said = pytest.main([*options.split(), "--rootdir=.", "-c", "/dev/null", "tests_of_row.py"], plugins=[Plugin()])
+    file = _FOLDER / "tests_of_row"  # no name that pytest would import, too
+    file.touch()
+    options = "-q -s -p no:cacheprovider -p no:faulthandler --assert=plain --noconftest -c /dev/null"
+    said = pytest.main([*options.split(), f"--rootdir={_FOLDER}", str(file)], plugins=[Plugin()])
     if said not in (0, 1):
         raise RuntimeError(f"pytest ended with {said!r}")

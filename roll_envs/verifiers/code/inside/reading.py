@@ -6,6 +6,7 @@ import ast
 import builtins
 import contextlib
 import functools
+import re
 import symtable
 import sys
 import types
@@ -24,16 +25,32 @@ _CONTAINERS = {
     **{"Fraction": "fractions.Fraction", "Decimal": "decimal.Decimal"},
 }
 """Classes with which tests compare what functions of the answer return."""
-_SHARED = frozenset(
-    "open tempfile shutil subprocess mock patch MagicMock Mock seed signature stdin redirect_stderr environ chdir "
-    "warns deprecated_call getsource getfullargspec get_type_hints iscoroutinefunction is_dataclass asdict astuple"
+_TOLD = frozenset(
+    "open seed environ chdir tempfile shutil os pathlib Path glob tmp_path tmpdir monkeypatch patch mock Mock MagicMock"
     .split()
 )  # fmt: skip
-"""Names of libraries by which tests reach into the process or the files of the answer, or look at its code."""
+"""Names by which tests set what the answer is told of (see ``shared``)."""
+_WRITING = frozenset("open chdir tempfile shutil tmp_path tmpdir".split())
+"""Those after which a path that the tests spell out is one of a file; folders of the system are not shared."""
+_SEEDS = ("random.seed", "numpy.random.seed")
+_SHARED = frozenset(
+    "seed signature stdin redirect_stderr warns deprecated_call getsource getfullargspec get_type_hints gcf gca "
+    "get_fignums iscoroutinefunction is_dataclass asdict astuple symlink"
+    .split()
+)  # fmt: skip
+"""Names of libraries by which tests reach into the process of the answer, or look at its code."""
 _OF_TESTS = frozenset(
-    "monkeypatch mocker tmp_path tmpdir recwarn caplog assertWarns assertWarnsRegex assertLogs".split()
+    "monkeypatch mocker recwarn caplog assertWarns assertWarnsRegex assertLogs symlink_to hardlink_to".split()
 )
 """Arguments and methods of tests by which they do."""
+_RUNNING = re.compile(
+    r"(_?pickle|dill|cloudpickle|marshal|joblib|torch)\.(loads?|Unpickler)|(shelve|runpy|jsonpickle|ctypes)\.\w+|"
+    r"yaml\.(load|unsafe_load|full_load)(_all)?|pandas\.read_(pickle|hdf)|.*\b(load_model|allow_pickle)|"
+    r"logging\.config\.\w+|importlib\.(util\.spec_from_file_location|machinery\.\w+)|"
+    r"subprocess\.(run|call|check_\w+|Popen|get\w+)|os\.(system|popen|exec\w+|(posix_)?spawn\w*)|"
+    r".*\bcreate_subprocess_\w+"
+)
+"""What runs code that bytes or files hold, which may be the answer's."""
 _DATA = "__data__"
 
 
@@ -49,7 +66,11 @@ _NODES = (
 )
 _DISPLAYS, _LONG = (ast.List, ast.Tuple, ast.Set, ast.Dict), 20
 _NO_BUILT_IN = frozenset("open exec eval compile setattr delattr getattr input globals locals vars exit quit".split())
-_NO_ATTRIBUTE = frozenset("random seterr seterrcall set_printoptions save load fromfile tofile setdefault".split())
+_NO_ATTRIBUTE = frozenset(
+    "random seterr seterrcall set_printoptions save load fromfile tofile setdefault "
+    "exists is_file is_dir stat iterdir glob rglob resolve read_text read_bytes"
+    .split()
+)  # fmt: skip
 
 
 def _is_harmless(node: ast.AST) -> bool:
@@ -90,7 +111,9 @@ class Code(NamedTuple):
     caught: frozenset[str]
     """Names that are bound where an exception is handled."""
     shares: str
-    """The name by which they change files or modules that the answer is meant to see."""
+    """The name by which they reach into the answer's process, or run what it may have made."""
+    state: frozenset[str]
+    """Names by which they use files, or set what the answer is told of."""
     data: Data
     """Their long literals, as ``__data__``."""
 
@@ -125,6 +148,7 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     if needs_check(tree, entry):
         tree.body.append(ast.parse("check(candidate)").body[0])
     tested, harmless = has_tests(tree), not libraries and all(map(_is_harmless, nodes))
+    shares, state = _shares(nodes)
     functions = [n for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
     # Classes may have methods of the same name.
     asserting = {f.name for f in functions} - {f.name for f in functions if not must_assert(f.body)}
@@ -140,7 +164,8 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
         harmless=harmless,
         shared=shared,
         caught=caught,
-        shares=_shares(nodes),
+        shares=shares,
+        state=state,
         data=data,
     )
 
@@ -197,21 +222,53 @@ def _is_given(node: ast.stmt, entry: str) -> bool:
 
 
 def _name_of(node: ast.AST) -> str:
-    return str(getattr(node, {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg"}.get(type(node), ""), ""))
+    fields = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.keyword: "arg"}
+    return str(getattr(node, fields.get(type(node), ""), ""))
 
 
-def _shares(nodes: list[ast.AST]) -> str:
-    """The name by which tests share state with the answer; the answer's own functions and methods may have the same."""
-    imports = [a for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for a in node.names]
-    imported = {(a.asname or a.name).partition(".")[0] for a in imports}
+def _shares(nodes: list[ast.AST]) -> tuple[str, frozenset[str]]:
+    """The name by which tests do with the answer what is refused, and those by which they share state that it is told
+    of; the answer's own functions and methods may have the same."""
+    paths = dict(_KNOWN)
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            paths.update({a.asname or a.name: module + a.name for a in node.names})
     stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
-    libraries = imported | ({"open", *_KNOWN, *sys.stdlib_module_names} - stored - arguments)
+    set_by = {n.attr for n in nodes if isinstance(n, ast.Attribute) and _name_of(n.value) == "monkeypatch"}
+    own = _OF_TESTS - stored - ({"monkeypatch"} if set_by <= {"setenv", "delenv", "chdir"} else set())
+    libraries = {name.partition(".")[0] for name in paths} | ({"open", *sys.stdlib_module_names} - stored - arguments)
+    state = set()
     for node in nodes:
-        name = _name_of(node)
-        if name in _OF_TESTS - stored or (name in _SHARED and _owner(node) in libraries):
-            return name
-    return ""
+        name, path, ours = _name_of(node), _path(node, paths), _owner(node) in libraries
+        if name in own or (name in _SHARED and ours and path not in _SEEDS) or _RUNNING.fullmatch(path):
+            return name, frozenset()
+        if reached := _reaches(node, paths):
+            return reached, frozenset()
+        if name in _TOLD and (ours or isinstance(node, ast.arg)):
+            state.add(name)
+    texts = (str(node.value) for node in nodes if isinstance(node, ast.Constant))
+    spelled = (text for text in texts if re.match(r"/(var/)?tmp\b", text))
+    return next(spelled, "") if state & _WRITING else "", frozenset(state)
+
+
+def _reaches(node: ast.AST, paths: dict[str, str]) -> str:
+    """The name by which a call or a comparison looks into the answer's process; among them patches of the answer's own
+    names, or of a mapping other than the environment."""
+    if not isinstance(node, (ast.Call, ast.Compare)):
+        return ""
+    names = [_path(each, paths) for each in ast.iter_child_nodes(node)]
+    given = ast.unparse(node.args[0]).strip("'") if isinstance(node, ast.Call) and node.args else ""
+    if names[0] == "unittest.mock.patch.dict" and given != "os.environ":
+        return "patch.dict"
+    if names[0] == "unittest.mock.patch" and (
+        given.split(".")[0] in ANSWER_MODULES or not re.fullmatch(r"[\w.]+", given)
+    ):
+        return "patch"
+    if names[0] == "warnings.catch_warnings" and names[1:]:
+        return "catch_warnings"
+    return next((name for name in names if name in ("sys.path", "sys.modules")), "")
 
 
 def _owner(node: Any) -> str:
@@ -219,6 +276,14 @@ def _owner(node: Any) -> str:
     while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return _name_of(node)
+
+
+def _path(node: Any, paths: dict[str, str]) -> str:
+    """A dotted name, as libraries have it."""
+    if isinstance(node, ast.Attribute):
+        return f"{_path(node.value, paths)}.{node.attr}"
+    name = _name_of(node)
+    return paths.get(name, name)
 
 
 def take_imports(tree: ast.Module) -> dict[str, str]:

@@ -21,9 +21,10 @@ from multiprocessing.connection import Pipe
 from typing import Any
 
 from roll_envs.verifiers.code.inside.compare import expected, plain_value, readings, shown
-from roll_envs.verifiers.code.inside.proxies import Fault, Link, Unusable, is_from_answer
+from roll_envs.verifiers.code.inside.proxies import Fault, Link, is_from_answer
 from roll_envs.verifiers.code.inside.pytest_run import run_tests
 from roll_envs.verifiers.code.inside.reading import OwnFault, prepared
+from roll_envs.verifiers.code.inside.shared import Unusable
 from roll_envs.verifiers.code.inside.stand_ins import MOST_BYTES, Beside, Control, Diverged, Recorder, Replay, is_simple
 from roll_envs.verifiers.code.inside.values import NODES
 
@@ -141,7 +142,7 @@ class Tests:
         self.checks: list[dict[str, Any]] = []
         self._doubts: list[str] = []
         self._hard = self._counted = self._asked = 0
-        self._caught = self._asserting = frozenset[str]()
+        self._caught = self._asserting = self._state = frozenset[str]()
 
     def found(self) -> dict[str, Any]:
         """Run the tests; their results. Raises :class:`Diverged`."""
@@ -170,7 +171,8 @@ class Tests:
         bad = next((check for check in self.checks if check["status"] != "ok"), None)
         if bad and self.link.load_fault:
             bad["detail"] += f"; the code itself: {self.link.load_fault}"
-        return {"checks": self.checks, "doubts": self._doubts, "fault": fault, "refused": refused}
+        found = {"checks": self.checks, "doubts": self._doubts, "fault": fault, "refused": refused}
+        return found | {"spent": self.link.left()}
 
     def _note(self, name: str, status: str, detail: str = "") -> None:
         """A check has ended; time, memory and operators of the answer since the last one are its."""
@@ -206,8 +208,10 @@ class Tests:
             self._note(name, *_ended(error))
 
     def _follows(self, error: BaseException) -> bool:
-        """Whether an error of the tests may follow from what the answer did: a name that a failed statement or a
-        handler would have bound, or a value of the answer where only others may stand."""
+        """Whether an error of the tests may follow from what the answer did: a file that it has not written, a name
+        that a failed statement or a handler would have bound, or a value of it where only others may stand."""
+        if isinstance(error, OSError) or self._state - {"seed"}:
+            return True
         if isinstance(error, TypeError):
             return bool(self.link.asked > self._asked)
         unbound = re.search(r"'(\w+)'", str(error)) if isinstance(error, NameError) else None
@@ -242,6 +246,9 @@ class Tests:
         self.link.shared, self._caught, self._asserting = code.shared | set(NODES), code.caught, code.asserting
         if code.shares and not isinstance(self.link, Beside):
             raise Unusable(f"the tests use {code.shares!r}, which shares state with the answer or looks at its code")
+        self._state = code.state
+        if not code.harmless:
+            self.link.share(code.state)
         # A reply may name others, even built-in ones, in which the tests must not find the answer's.
         found = {name: data for name, data in self.link.names(sorted(code.wanted)).items() if name in code.wanted}
         # A name that the answer lacks is looked up with each use, and missed there.

@@ -12,11 +12,12 @@ import datetime
 import decimal
 import fractions
 import inspect
-import json
 import keyword
+import pathlib
 import sys
 import types
 from collections.abc import Callable, Mapping
+from json import dumps
 from typing import Any, NamedTuple, NoReturn
 
 from roll_envs.verifiers.code.inside.frames import NotPlain, framed, read_frame, take_frame
@@ -62,6 +63,8 @@ def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left:
     if kind.__module__.partition(".")[0] == "pandas":
         with contextlib.suppress(NotPlain):
             return ["pd", *framed(value, lambda each: encode(each, _refuse, depth + 1, left))]
+    if kind.__module__ == "pathlib" and kind.__name__ == "PosixPath":
+        return ["p", str(value)]
     if kind.__module__ == "answer" and issubclass(kind, CONTENT) and _has_methods(kind):
         return handle(value)  # "class LRUCache(OrderedDict)"
     if kind is collections.defaultdict:
@@ -101,7 +104,7 @@ def _refuse(value: Any) -> NoReturn:
 
 def request(message: Any) -> str:
     """As text. Raises :class:`ValueError` for one that is larger than what the jail of the tests may print."""
-    text = json.dumps(message)
+    text = dumps(message)
     if len(text) > _MOST_CHARACTERS:
         raise ValueError("the values are too large to go to the answer")
     return text
@@ -143,6 +146,8 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
         return slice(*items(rest))
     if tag in ("a", "a0"):
         return _array(rest)
+    if tag == "p":
+        return pathlib.PosixPath(*rest)
     if tag == "pd":
         return read_frame(rest, lambda each: decode(each, handle, depth + 1))
     return handle(data)

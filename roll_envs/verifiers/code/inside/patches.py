@@ -1,0 +1,161 @@
+"""What tests patch with ``unittest.mock``, patched in the answer's process too, with stand-ins for the mocks.
+
+A mock stays with the tests. The answer can use it as the code under test would: call it, enter it, iterate, take an
+item or an attribute, but none by which a mock is set or asked what it was called with.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import itertools
+import pkgutil
+import sys
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from roll_envs.verifiers.code.inside.shared import Unusable
+
+_MOST_ITEMS = 10_000
+_ABSENT = object()
+
+
+class Patches:
+    """The targets that the tests have patched."""
+
+    def __init__(self) -> None:
+        self._active: list[tuple[Any, str]] = []
+        self.changed = False
+        kind: Any = importlib.import_module("unittest.mock")._patch
+        enter, leave = kind.__enter__, kind.__exit__
+
+        def entered(patch: Any) -> Any:
+            value = enter(patch)
+            self._active.append((patch.target, patch.attribute))
+            self.changed = True
+            return value
+
+        def left(patch: Any, *error: Any) -> Any:
+            self._active.remove((patch.target, patch.attribute))
+            self.changed = True
+            return leave(patch, *error)
+
+        kind.__enter__, kind.__exit__ = entered, left
+
+    def news(self, encode: Callable[[Any], Any]) -> list[list[Any]] | None:
+        """Owner, attribute and value of each; ``None`` where they are as they were. Raises :class:`Unusable`."""
+        if not self.changed:
+            return None
+        self.changed = False
+        # What the answer prints comes with each reply, and is printed here.
+        told = [(owner, name) for owner, name in self._active if (owner, name) != (sys, "stdout")]
+        return [[_name(owner), name, encode(getattr(owner, name))] for owner, name in told]
+
+
+def _name(owner: Any) -> str:
+    if type(owner) is types.ModuleType:
+        return str(owner.__name__)
+    if type(owner) is type and owner.__module__ != "tests":
+        return f"{owner.__module__}:{owner.__qualname__}"
+    raise Unusable(f"the tests patch a {type(owner).__name__}")
+
+
+def is_mock(value: Any) -> bool:
+    """Raises :class:`Unusable` for one that would run functions of a library with what the answer gives it."""
+    library: Any = sys.modules.get("unittest.mock")
+    if library is None or not isinstance(value, library.NonCallableMock):
+        return False
+    effect = value.side_effect if isinstance(value, library.CallableMixin) else None
+    own = isinstance(effect, type) or getattr(effect, "__module__", "tests") in ("tests", "unittest.mock")
+    if value._mock_wraps is not None or (callable(effect) and not own):
+        raise Unusable("the tests have a mock that calls a function of a library")
+    return True
+
+
+def use(mock: Any, how: str, /, *args: Any, **named: Any) -> Any:
+    """What the mock gives the answer."""
+    if not is_mock(mock):
+        raise TypeError("not a mock")
+    if how == "attribute":
+        (name,) = args
+        own = {*dir(sys.modules["unittest.mock"].MagicMock), "method_calls"}
+        if not isinstance(name, str) or name.startswith("_") or name in own:
+            raise AttributeError(name)
+        return getattr(mock, name)
+    return _USES[how](mock, *args, **named)
+
+
+_USES: dict[str, Callable[..., Any]] = {
+    "call": lambda mock, /, *args, **named: mock(*args, **named),
+    "enter": lambda mock: type(mock).__enter__(mock),
+    "exit": lambda mock: bool(type(mock).__exit__(mock, None, None, None)),
+    "iter": lambda mock: [*itertools.islice(iter(mock), _MOST_ITEMS)],
+    "item": lambda mock, key: mock[key],
+    "len": len,
+}
+
+
+class StandIn:
+    """A mock of the tests, in the answer's process; ``ask`` says how it is used."""
+
+    def __init__(self, number: int, ask: Callable[..., Any]) -> None:
+        self._number, self._ask = number, ask
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._ask(self._number, "attribute", name)
+
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
+        return self._ask(self._number, "call", *args, **named)
+
+    def __enter__(self) -> Any:
+        return self._ask(self._number, "enter")
+
+    def __exit__(self, *error: object) -> bool:
+        return bool(self._ask(self._number, "exit"))
+
+    def __iter__(self) -> Any:
+        return iter(self._ask(self._number, "iter"))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._ask(self._number, "item", key)
+
+    def __len__(self) -> int:
+        return int(self._ask(self._number, "len"))
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Patched:
+    """What is patched in the answer's process while it runs, for what runs between may need it as it is; ``below``: the
+    answer's built-in names."""
+
+    def __init__(self, below: dict[str, Any]) -> None:
+        self._below = below
+        self._values: list[tuple[Any, str, Any]] = []
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def set(self, patches: list[list[Any]], decode: Callable[[Any], Any]) -> None:
+        self._values = []
+        for path, name, data in patches:
+            with suppress(ImportError, AttributeError):
+                self._values.append((pkgutil.resolve_name(path), name, decode(data)))
+
+    def enter(self) -> None:
+        for owner, name, value in self._values:
+            self._before.append((owner, name, vars(owner).get(name, _ABSENT)))
+            setattr(owner, name, value)
+        self._below.update(vars(builtins) if self._values else {})
+
+    def leave(self) -> None:
+        while self._before:
+            owner, name, value = self._before.pop()
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+        self._below.update(vars(builtins) if self._values else {})
