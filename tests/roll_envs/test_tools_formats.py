@@ -276,6 +276,18 @@ def test_json_that_fits_goes_before_text_where_both_are_allowed(
     assert TOOL_FORMATS[name].parse(written, specs) == (ToolCall(name="f", arguments={"n": value}),)
 
 
+def test_an_argument_that_is_said_again_is_read_once() -> None:
+    schema = {"type": "string", "pattern": "^a+$"}
+    parameters = {"properties": {"n": {"anyOf": [schema, {"type": "integer"}]}}}
+    specs = {"f": ToolSpec(name="f", description="", parameters=parameters)}
+    started = time.process_time()
+    (found,) = TOOL_FORMATS["glm"].parse(
+        "<tool_call>f" + "<arg_key>n</arg_key><arg_value>5</arg_value>" * 20_000 + "</tool_call>", specs
+    )
+    assert found == ToolCall(name="f", arguments={"n": 5})
+    assert time.process_time() - started < 1.0
+
+
 def test_a_closing_tag_in_a_value() -> None:
     call = ToolCall(name="echo", arguments={"text": "print('</tool_call>')"})
     for name in ("hermes", "qwen3-coder"):

@@ -75,20 +75,20 @@ def _json_calls(text: str, at: int, name: str | None, form: Form) -> tuple[Seque
 
 def _raw_call(text: str, at: int, name: str, specs: Mapping[str, ToolSpec], form: Form) -> tuple[Sequence[Call], int]:
     """The call of ``name`` whose arguments stand at ``at``, and where to go on."""
-    arguments: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     while (key := re.compile(form.key).match(text, at)) is not None:
         ending = re.compile(form.value_end).search(text, key.end())
         if ending is None or ending.groupdict().get("cut"):
             reason = f"the argument {clip(key[1].strip())!r} of {clip(name)!r} is not closed; write {form.form}"
             # What a tag that never closes holds is not read again.
             return [BadCall(reason=reason)], len(text) if ending is None else ending.end()
-        parameters = specs[name].parameters if name in specs else {}
-        arguments[key[1].strip()] = _value_of(text[key.end() : ending.start()], parameters, key[1].strip())
+        texts[key[1].strip()] = text[key.end() : ending.start()]
         at = skip_space(text, ending.end())
     if (end := re.compile(form.end).match(text, at)) is None:
         found = clip(text[at : at + 20])
         return [BadCall(reason=f"{found!r} stands where {clip(name)!r} goes on; write {form.form}")], at
-    return [ToolCall(name=name, arguments=arguments)], end.end()
+    parameters = specs[name].parameters if name in specs else {}
+    return [ToolCall(name=name, arguments={key: _value_of(texts[key], parameters, key) for key in texts})], end.end()
 
 
 def _value_of(text: str, parameters: Mapping[str, Any], key: str) -> Any:
@@ -139,9 +139,7 @@ def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
     if calls := list(_llama_objects(text)):
         yield from calls
         return
-    # Either of the tokens at the end, which are of one length.
-    code = text.rstrip()
-    code = (code[: -len("<|eom_id|>")] if code.endswith(("<|eom_id|>", "<|eot_id|>")) else text).strip("\r\n")
+    code = _SPECIAL_TOKENS.sub("", text).strip("\r\n")
     name = _BUILT_IN.match(code)
     if name is not None and name[1] in specs:
         yield from (replace(call, name=name[1]) if isinstance(call, ToolCall) else call for call in python_calls(code))
