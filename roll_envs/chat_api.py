@@ -1,4 +1,4 @@
-"""What a server with OpenAI's chat API answered: what it says, and which failures may be asked again.
+"""OpenAI's chat API: chat messages as text, what a server answered, and which failures may be asked again.
 
 Requests are sent elsewhere: by the judge (:mod:`roll_envs.verifiers.judge_llm_client`) and by the engine ``openai``.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import email.utils
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,19 @@ def read_answer(reply: Any) -> ChatAnswer:
         prompt_tokens=_count(counts.get("prompt_tokens")),
         completion_tokens=_count(counts.get("completion_tokens")),
     )
+
+
+def said_in(content: Any) -> Any:
+    """The content of a chat message; of several parts, their texts."""
+    if isinstance(content, Sequence) and all(isinstance(part, Mapping) for part in content):
+        return "\n".join(str(part["text"]) for part in content if "text" in part)
+    return content
+
+
+def conversation(messages: Sequence[Mapping[str, Any]], *, roles: bool = False) -> str:
+    """What chat messages say, each behind its role with ``roles``, or where one is the assistant's."""
+    roles = roles or any(m.get("role") == "assistant" for m in messages)
+    return "\n\n".join(f"{m.get('role')}: " * roles + str(said_in(m.get("content")) or "") for m in messages)
 
 
 def _count(value: Any) -> int:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from pydantic import field_validator
 
+from roll_envs.chat_api import conversation, said_in
 from roll_envs.errors import ConfigError, MissingExtraError
 from roll_envs.settings import Settings
 
@@ -345,21 +346,14 @@ def _asked(messages: Any) -> Any:
 
 def _last_reply(messages: Any) -> Any:
     last = messages[-1] if isinstance(messages, Sequence) and not isinstance(messages, str) and messages else None
-    return _said(last.get("content")) if isinstance(last, Mapping) and last.get("role") == "assistant" else None
-
-
-def _said(content: Any) -> Any:
-    """The content of a chat message; of several parts, their texts."""
-    if isinstance(content, Sequence) and all(isinstance(part, Mapping) for part in content):
-        return "\n".join(str(part["text"]) for part in content if "text" in part)
-    return content
+    return said_in(last.get("content")) if isinstance(last, Mapping) and last.get("role") == "assistant" else None
 
 
 def _text(value: Any) -> str:
     """A value as text; a list of chat messages, also as JSON text, as what they say."""
     found = _nested(value)
     if isinstance(found, Sequence) and found and all(isinstance(m, Mapping) and "content" in m for m in found):
-        return "\n\n".join(str(_said(m["content"])) for m in found)
+        return conversation(found)
     return str(value)
 
 

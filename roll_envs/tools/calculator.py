@@ -300,8 +300,8 @@ def _written(value: Number) -> str:
     if value.denominator == 1:
         return str(value.numerator)
     try:
-        ends = Context(prec=60, traps=[Inexact]).divide(Decimal(value.numerator), Decimal(value.denominator))
-        return format(ends.normalize(), "f")
+        exact = Context(prec=60, traps=[Inexact])
+        return format(exact.normalize(exact.divide(Decimal(value.numerator), Decimal(value.denominator))), "f")
     except Inexact:
         ratio = f"{value.numerator}/{value.denominator}"
         return f"about {_about(_rounded(value))}" + (f" (exactly {ratio})" if len(ratio) <= 60 else "")

@@ -33,11 +33,14 @@ import numpy.typing as npt
 from roll_envs.errors import ConfigError
 
 K1, B = 1.2, 0.75
-FORMAT = 3
+FORMAT = 4
 
 # Chinese and Japanese have no spaces between words. "・" and what marks a letter as voiced are no words.
 _ALONE = "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3400-\u9fff\U00020000-\U000323af"
-WORD = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
+# Vowel signs and accents, which Python has for no letters; not those from Thai on, where there are no spaces either.
+_MARKS = "".join(c for c in map(chr, range(0x300, 0xE00)) if unicodedata.category(c).startswith("M"))
+WORD = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+(?:[{_MARKS}]+[^\W_{_ALONE}]*)*")
+"""Letters and digits with their marks, or a single character of Chinese or Japanese."""
 _CACHED = 8
 _lock = threading.Lock()
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from roll_envs.chat_api import conversation
 from roll_envs.errors import ConfigError
 from roll_envs.recent import Recent
 from roll_envs.verifiers import judge_llm_forms as forms
@@ -223,6 +224,5 @@ def _question(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt.strip()
     if isinstance(prompt, Sequence):
-        said = [(m.get("role", ""), m.get("content", "")) for m in prompt if isinstance(m, Mapping)]
-        return "\n\n".join(f"{role}: {content}" for role, content in said if isinstance(content, str))
+        return conversation([m for m in prompt if isinstance(m, Mapping) and m.get("content")], roles=True)
     return ""

@@ -178,14 +178,18 @@ def read_reply(form: Form, reply: str) -> Reading | None:
     text = fence[1].strip() if fence else text
     if len(text) > _MAX_CHARS or not text.startswith("{"):
         return None
+    text = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", text)
     try:
-        found = json.loads(text, object_pairs_hook=_without_repetition)
+        # New lines within a text are taken as they are, too.
+        found = json.loads(text, strict=False, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError):
         return None
     return form.read(found)
 
 
 _FENCE = re.compile(r"```[A-Za-z]*[ \t]*\n(.*)```", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9A-Fa-f]{4})?")
+"""An escape of JSON; or a backslash alone, as judges write formulas in LaTeX, which stands for itself."""
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

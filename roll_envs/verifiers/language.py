@@ -35,6 +35,11 @@ _ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "KATAKANA-HIRAGANA": "CJK",
 _WEIGHTS = {"CJK": 2.5, "HANGUL": 2.5}
 _MAX_CHARS = 20_000
 _ADDRESSES = re.compile(r"https?://\S{1,500}|[\w.+-]{1,64}@[\w.-]{1,255}")
+# Code and formulas, which are written alike in all languages; longer ones than these are prose.
+_NO_PROSE = re.compile(
+    r"```[^`]*(?:```|\Z)|`[^`\n]{1,100}`|\$\$[^$]{1,1000}\$\$|\$[^$\n]{1,300}\$|\\\((?:[^\\]|\\[^()]){1,300}+\\\)"
+    r"|\\\[(?:[^\\]|\\[^][]){1,1000}+\\\]|\\[A-Za-z]+"
+)
 
 
 class Guess(NamedTuple):
@@ -47,12 +52,15 @@ class Guess(NamedTuple):
 
 
 def identify(text: str) -> Guess:
-    """Identify the language of the first 20,000 characters of a text, without web and mail addresses.
+    """Identify the language of the first 20,000 characters of a text, without web and mail addresses, and where it has
+    other words also without code and formulas in LaTeX.
 
     Raises :class:`MissingExtraError` without `py3langid`.
     """
     classify = _classifier()
     text = _ADDRESSES.sub(" ", text[:_MAX_CHARS])
+    prose = _NO_PROSE.sub(" ", text)
+    text = prose if any(map(str.isalpha, prose)) else text
     weights: Counter[str] = Counter()
     for letter, count in Counter(filter(str.isalpha, text)).items():
         weights[_script(letter)] += count * _WEIGHTS.get(_script(letter), 1.0)  # type: ignore[assignment]

@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from roll_envs.errors import ConfigError
+from roll_envs.tools.search_index import WORD
 from roll_envs.verifiers.types import Score, Verdict
 
 Penalty = Annotated[float, Field(gt=0, lt=math.inf)]
 """What is taken off at most."""
 _MAX_CHARS = 1_000_000
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(rf"{WORD.pattern}|\S")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -57,7 +58,8 @@ class RepetitionPenalty:
     when all are repeats.
 
     The share is 1 - distinct / all, the measure of repetition of Welleck et al. 2019 (arXiv:1908.04319, seq-rep-n); an
-    answer with fewer than two n-grams repeats nothing. Signs count as words: endless punctuation is a repetition too.
+    answer with fewer than two n-grams repeats nothing. Signs count as words, since endless punctuation is a repetition
+    too, and so do characters of Chinese and Japanese.
     """
 
     def __init__(

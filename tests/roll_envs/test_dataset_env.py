@@ -176,6 +176,16 @@ def test_templates_and_nested_fields() -> None:
     assert DatasetEnv(rows=chat, verifier="exact").reset(seed=0)[0] == "Hello\n\n2 + 2?"
 
 
+def test_a_conversation_says_whose_words_they_are() -> None:
+    asked = {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]}
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    rows = [{"prompt": [*chat, {"role": "assistant", "content": "Hello"}, asked], "answer": "4"}]
+    told = "system: Be brief.\n\nuser: Hi\n\nassistant: Hello\n\nuser: 2 + 2?"
+    assert DatasetEnv(rows=rows, verifier="exact").reset(seed=0)[0] == told
+    ended = [{"messages": [*chat, {"role": "assistant", "content": "Hello"}]}]
+    assert DatasetEnv(rows=ended, verifier="exact").reset(seed=0)[0] == "Be brief.\n\nHi"
+
+
 def test_rows_that_are_added_to_a_list_are_seen() -> None:
     rows = list(ROWS)
     first = DatasetEnv(rows=rows, verifier="exact").tasks

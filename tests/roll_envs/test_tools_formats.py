@@ -242,8 +242,10 @@ def test_qwen_coder_reads_values_by_the_schema() -> None:
         ({"$ref": "#/$defs/count"}, 5),
         ({"enum": [5, 6]}, 5),
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "5"),
-        ({"enum": ["5", 5]}, "5"),
-        ({}, "5"),
+        ({"anyOf": [{"type": "string"}, {"type": "number"}]}, 5),
+        ({"type": ["string", "number"]}, 5),
+        ({"enum": ["5", "6"]}, "5"),
+        ({"description": "Any."}, "5"),
     ],
 )
 def test_qwen_coder_reads_values_by_a_schema_without_a_type_of_its_own(schema: dict[str, Any], value: Any) -> None:
@@ -252,6 +254,38 @@ def test_qwen_coder_reads_values_by_a_schema_without_a_type_of_its_own(schema: d
     specs = {"f": ToolSpec(name="f", description="", parameters=parameters)}
     (found,) = TOOL_FORMATS["qwen3-coder"].parse("<function=f><parameter=n>5</parameter></function>", specs)
     assert found == ToolCall(name="f", arguments={"n": value})
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '"a"', '"a"'),
+        ({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}, '["a"]', ["a"]),
+        ({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}, "[1]", "[1]"),
+        ({"type": "string"}, "null", "null"),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen3-coder", "glm", "minimax", "deepseek-v3.2"])
+def test_json_that_fits_goes_before_text_where_both_are_allowed(
+    schema: dict[str, Any], text: str, value: Any, name: str
+) -> None:
+    specs = {"f": ToolSpec(name="f", description="", parameters={"properties": {"n": schema}})}
+    written = TOOL_FORMATS[name].render([ToolCall(name="f", arguments={"n": text})])
+    assert TOOL_FORMATS[name].parse(written, specs) == (ToolCall(name="f", arguments={"n": value}),)
+
+
+def test_an_argument_that_is_said_again_is_read_once() -> None:
+    schema = {"type": "string", "pattern": "^a+$"}
+    parameters = {"properties": {"n": {"anyOf": [schema, {"type": "integer"}]}}}
+    specs = {"f": ToolSpec(name="f", description="", parameters=parameters)}
+    started = time.process_time()
+    (found,) = TOOL_FORMATS["glm"].parse(
+        "<tool_call>f" + "<arg_key>n</arg_key><arg_value>5</arg_value>" * 20_000 + "</tool_call>", specs
+    )
+    assert found == ToolCall(name="f", arguments={"n": 5})
+    assert time.process_time() - started < 1.0
 
 
 def test_a_closing_tag_in_a_value() -> None:
@@ -289,6 +323,8 @@ def test_thoughts_are_left_out() -> None:
 
 # -- the inverse -------------------------------------------------------------------------------------------------------
 
+RAW = ("qwen3-coder", "glm", "minimax", "deepseek-v3.2")
+"""Formats whose values stand as they are."""
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,20}", fullmatch=True)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 JSON = st.recursive(
@@ -311,7 +347,7 @@ CALLS = st.lists(
 @given(calls=CALLS)
 def test_what_is_rendered_is_read_back(calls: list[ToolCall]) -> None:
     """In every format that carries any name and text: drawing the calls takes longer than writing and reading them."""
-    for name in (n for n in TOOL_FORMATS if n not in ("qwen3-coder", "glm", "llama-pythonic")):
+    for name in (n for n in TOOL_FORMATS if n not in (*RAW, "llama-pythonic")):
         form = TOOL_FORMATS[name]
         text = form.render(calls)
         if (
@@ -330,10 +366,9 @@ def test_what_is_rendered_is_read_back(calls: list[ToolCall]) -> None:
 def test_raw_texts_are_rendered_as_they_are(values: dict[str, str], number: int) -> None:
     call = ToolCall(name="tool", arguments={**values, "number": number})
     spec = ToolSpec(name="tool", description="", parameters={"properties": {"number": {"type": "integer"}}})
-    qwen, glm = TOOL_FORMATS["qwen3-coder"], TOOL_FORMATS["glm"]
-    assert qwen.parse(qwen.render([call, call]), {"tool": spec}) == (call, call)
-    if not any("<" in text or text != text.strip("\n") for text in values.values()):
-        assert glm.parse(glm.render([call, call]), {"tool": spec}) == (call, call)
+    for form in map(TOOL_FORMATS.get, RAW):
+        assert form is not None
+        assert form.parse(form.render([call, call]), {"tool": spec}) == (call, call)
 
 
 @settings(deadline=None)  # other work shares the processor
@@ -376,6 +411,10 @@ def test_a_result_in_each_format() -> None:
         "openai": '{"role": "tool", "tool_call_id": "call_1", "content": "a \\"b\\""}',
         "qwen3-coder": '<tool_response>\na "b"\n</tool_response>',
         "deepseek": '<｜tool▁output▁begin｜>a "b"<｜tool▁output▁end｜>',
+        "deepseek-v3.2": '<function_results>\n<result>a "b"</result>\n</function_results>',
+        "minimax": '<response>a "b"</response>',
+        "granite": 'a "b"',
+        "phi4": '{"result": "a \\"b\\""}',
         "kimi": '## Return of functions.add:0\na "b"',
         "harmony": '<|start|>functions.add to=assistant<|channel|>commentary<|message|>a "b"<|end|>',
         "glm": '<tool_response>\na "b"\n</tool_response>',
@@ -394,7 +433,8 @@ PIECES = (
     "<tool_call>", "</tool_call>", "<function=", "<function=a>", "</function>", "<parameter=b>", "</parameter>",
     "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
     "<|start|>assistant", "<|channel|>commentary", " to=functions.a", "<|message|>", "<arg_key>", "</arg_key>",
-    "<arg_value>", "</arg_value>", "[a(b=",
+    "<arg_value>", "</arg_value>", "[a(b=", "<invoke name=", '"a">', '<parameter name="b">', "</invoke>", "functools[",
+    '<｜DSML｜invoke name="', '<｜DSML｜parameter name="', 'string="true"', "</｜DSML｜parameter>", "<|tool_call|>",
     "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "```tool\n", "```", "{", "}", "[", "]",
     '"', '{"name": "a"',
     '"arguments": {', '"tool_calls"', ":", ",", ";", "\\", "\n", " ", "1", "é", "\ud800", "\x00",
@@ -420,6 +460,9 @@ HOSTILE |= {
     "parameters": "<function=a><parameter=b>",
     "closed parameters": "<parameter=b></parameter>",
     "half tags": "<function=a",
+    "invocations": '<invoke name="a"><parameter name="b">',
+    "DSML": '<｜DSML｜invoke name="a"><｜DSML｜parameter name="b">',
+    "newlines of values": "<function=a><parameter=b>\n\n",
     "mistral names": "[TOOL_CALLS]a",
     "mistral lists": '[TOOL_CALLS][{"name": ',
     "fences": "\n```tool\n{",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,8 @@ def test_words() -> None:
     assert words_of_text("Größe, 2nd_try ﬁne!") == ["grösse", "2nd", "try", "fine"]
     assert words_of_text("東京タワー。Tokyo2020") == [*"東京タワー", "tokyo2020"]
     assert words_of_text("ジョン・レノン ｶﾅ 𠮷野") == [*"ジョンレノンカナ𠮷野"]
+    for text in ("हिन्दी में पानी", "தமிழ் மொழி", "বাংলা ভাষা", "שָׁלוֹם עולם", "مُحَمَّد الكتاب"):
+        assert words_of_text(text) == unicodedata.normalize("NFKC", text).split()
 
 
 def test_a_snippet_shows_where_the_words_are() -> None:

@@ -576,6 +576,24 @@ def test_mixed_scripts() -> None:
     assert identify("东京是日本的首都。").language == "zh"
 
 
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("zh", r"解：由题意得 $\frac{a}{b}=\sqrt{2}$，所以 $a^2=2b^2$。因此 $\boxed{\sqrt{2}}$ 是无理数。"),
+        ("zh", r"\[\begin{aligned} \int_0^1 x^2 \, dx &= \frac{1}{3} \end{aligned}\] 因此答案是 \( \frac13 \)。"),
+        ("ru", "Используйте `print`:\n```python\nprint(sum(range(10)))\n```\nОтвет: 45."),
+        ("ru", r"Пусть $f(x)=\sin(x)+\cos(x)$, тогда $$\frac{df}{dx}=\cos(x)-\sin(x)$$ и максимум равен \sqrt 2."),
+        ("en", "This costs $5 and that costs $10, so take the first."),
+        ("en", "```\nNothing but a block of words in English.\n```"),
+    ],
+)
+def test_code_and_formulas_are_in_no_language(code: str, text: str) -> None:
+    assert LanguageVerifier()(text, code) == Score(value=1.0, passed=True, parts={"share": 1.0})
+    # No place for an answer in another language.
+    told = "天气很好。`" + "This is the whole answer, which goes on for quite some time in English, " * 3 + "`"
+    assert not LanguageVerifier()(told, "zh").passed  # type: ignore[union-attr]
+
+
 def test_the_language_verifier() -> None:
     verifier = LanguageVerifier()
     german = SENTENCES["de"][0]

@@ -193,6 +193,8 @@ FORM = ONE_WORD["correctness"]
         '<think>{"verdict": "incorrect"}</think> {"verdict": "correct"}',
         '<reasoning>{"verdict": "incorrect"}</reasoning> {"verdict": "correct"}',
         '{"reasoning": "it says {\\"verdict\\": \\"incorrect\\"}", "verdict": "correct"}',
+        '{"reasoning": "first\n\tsecond", "verdict": "correct"}',
+        r'{"reasoning": "\(\sqrt{4}\) is \\(2\\), \u00e9 or \underline{2}", "verdict": "correct"}',
     ],
 )
 def test_verdicts_that_are_read(reply: str) -> None:
@@ -224,6 +226,7 @@ def test_a_share_is_no_confidence_from_0_to_100() -> None:
         '<think>I could reply {"verdict": "correct"} but',
         '<think>one</think><think>{"verdict": "correct"}',
         '{"reasoning": "it wants {"verdict": "correct"}',
+        r'{"reasoning": "\sqrt{2} \", "verdict": "correct"}',
         '{"reasoning": "it says </think>{"verdict": "correct"}',
         '{"verdict": "incorrect", "verdict": "correct"}',
         '[{"verdict": "correct"}]',
@@ -671,7 +674,8 @@ def test_long_answers_lose_their_middle() -> None:
 
 def test_questions_may_be_chat_messages() -> None:
     with serve(correct()) as server:
-        prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which city?"}]
+        asked = [{"type": "text", "text": "Which city?"}]
+        prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": asked}]
         judge_at(server.url)("a", ["Paris", "Lutetia"], {"prompt": prompt})
         assert "system: Be brief.\n\nuser: Which city?" in shown(server.requests[0])
         assert "Paris\n--- or ---\nLutetia" in shown(server.requests[0])

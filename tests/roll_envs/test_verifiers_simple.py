@@ -341,5 +341,10 @@ def test_the_repetition_penalty_counts_repeated_runs() -> None:
     assert value(make_verifier("repetition", n=2, allowed=0.5), "a b a b a b") == pytest.approx(-0.2)
     assert value(verifier, "a") == 0
     assert value(make_verifier("repetition", n=3), "! " * 1000) == pytest.approx(-(1 - 1 / 998))
+    # Without spaces, too: 天天 is one of four runs of two.
+    assert value(verifier, "天天天上云") == pytest.approx(-0.25)
+    assert value(make_verifier("repetition", n=3), "我不知道" * 100) < -0.9
+    assert value(verifier, "हिन्दी में पानी") == 0
+    assert value(verifier, "_" * 101) == pytest.approx(-0.99)
     with pytest.raises(ConfigError, match="allowed"):
         make_verifier("repetition", allowed=1)

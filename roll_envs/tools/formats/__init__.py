@@ -63,9 +63,9 @@ def _parts(number: int, call: ToolCall, form: Form | None = None) -> dict[str, s
 
 def _argument(form: Form, key: str, value: object) -> str:
     text = value if isinstance(value, str) else dump(value)
-    if re.search(form.value_end, text) or re.search("[<>\n]", key):
+    if re.search(form.value_end, text) or re.search('["<>\n]', key):
         raise ConfigError(f"argument {key!r} holds a tag of this format, which it cannot carry; use 'hermes'")
-    return Template(form.argument).substitute(key=key, value=text)
+    return Template(form.argument).substitute(key=key, value=text, text=dump(isinstance(value, str)))
 
 
 _READERS: dict[str, Reader] = {

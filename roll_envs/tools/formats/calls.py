@@ -1,8 +1,9 @@
 """Reads the calls of an answer.
 
 Between marks stands JSON (Hermes, Llama's function tags, Mistral, DeepSeek, Kimi K2, gpt-oss), or each value in tags of
-its own as raw text (Qwen3-Coder, GLM 4.5 and later). A raw value that the tool's schema wants as something other than a
-text is read as JSON; what cannot be read stays a text, and the check of the arguments then says which type is wanted.
+its own as raw text (Qwen3-Coder, GLM 4.5 and later, MiniMax). A raw value that the tool's schema wants as something
+other than a text is read as JSON; what cannot be read stays a text, and the check of the arguments then says which type
+is wanted.
 
 Calls may also be the whole answer (Llama 3 and 4, Mistral without its token, OpenAI's messages), or stand in blocks
 fenced by ```` ```tool ````, for models trained on none of the formats.
@@ -74,39 +75,42 @@ def _json_calls(text: str, at: int, name: str | None, form: Form) -> tuple[Seque
 
 def _raw_call(text: str, at: int, name: str, specs: Mapping[str, ToolSpec], form: Form) -> tuple[Sequence[Call], int]:
     """The call of ``name`` whose arguments stand at ``at``, and where to go on."""
-    arguments: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     while (key := re.compile(form.key).match(text, at)) is not None:
         ending = re.compile(form.value_end).search(text, key.end())
         if ending is None or ending.groupdict().get("cut"):
             reason = f"the argument {clip(key[1].strip())!r} of {clip(name)!r} is not closed; write {form.form}"
             # What a tag that never closes holds is not read again.
             return [BadCall(reason=reason)], len(text) if ending is None else ending.end()
-        parameters = specs[name].parameters if name in specs else {}
-        arguments[key[1].strip()] = _value_of(text[key.end() : ending.start()], parameters, key[1].strip())
+        texts[key[1].strip()] = text[key.end() : ending.start()]
         at = skip_space(text, ending.end())
     if (end := re.compile(form.end).match(text, at)) is None:
         found = clip(text[at : at + 20])
         return [BadCall(reason=f"{found!r} stands where {clip(name)!r} goes on; write {form.form}")], at
-    return [ToolCall(name=name, arguments=arguments)], end.end()
+    parameters = specs[name].parameters if name in specs else {}
+    return [ToolCall(name=name, arguments={key: _value_of(texts[key], parameters, key) for key in texts})], end.end()
 
 
-def _value_of(raw: str, parameters: Mapping[str, Any], key: str) -> Any:
+def _value_of(text: str, parameters: Mapping[str, Any], key: str) -> Any:
+    """A raw value as the schema has it: the JSON that it is where that fits, or where a text does not."""
     schema = parameters.get("properties", {}).get(key)
-    kind = schema.get("type") if isinstance(schema, Mapping) else "string"
-    # The templates put one newline on either side of a value.
-    text = raw.removeprefix("\n").removesuffix("\n")
-    if "string" in (kind if isinstance(kind, list) else [kind]):
+    if not isinstance(schema, Mapping) or schema.get("type") == "string" or not schema.keys() & _TYPES:
         return text
     # Models write Python's words for these, too.
     read = read_whole_json(_PYTHON_WORDS.get(text.strip(), text))
-    if kind is None and not read.problem:  # the types are in anyOf, a reference, or an enum
+    if read.problem:
+        return text
+    if not isinstance(schema.get("type"), str):  # there are several, or they are in anyOf, a reference, or an enum
         parameters = {**parameters, "required": []}
-        if not check_arguments({key: text}, parameters) or check_arguments({key: read.value}, parameters):
+        fits = not isinstance(read.value, str) and not check_arguments({key: read.value}, parameters)
+        if not fits and not check_arguments({key: text}, parameters):
             return text
-    return text if read.problem else read.value
+    return read.value
 
 
+_TYPES = {"type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref"}
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+_JSON_WORDS = {"true": True, "false": False, "null": None}
 _LLAMA_TAG = "<|python_tag|>"
 _LLAMA_FORM = FORMS["llama3"].form
 # Special tokens at the end, where decoding has not left them out.
@@ -135,9 +139,7 @@ def _tagged(text: str, specs: Mapping[str, ToolSpec]) -> Iterator[Call]:
     if calls := list(_llama_objects(text)):
         yield from calls
         return
-    # Either of the tokens at the end, which are of one length.
-    code = text.rstrip()
-    code = (code[: -len("<|eom_id|>")] if code.endswith(("<|eom_id|>", "<|eot_id|>")) else text).strip("\r\n")
+    code = _SPECIAL_TOKENS.sub("", text).strip("\r\n")
     name = _BUILT_IN.match(code)
     if name is not None and name[1] in specs:
         yield from (replace(call, name=name[1]) if isinstance(call, ToolCall) else call for call in python_calls(code))
@@ -272,7 +274,7 @@ def _python_call(node: ast.expr) -> Call:
         if not isinstance(node, ast.Call) or node.args or any(each.arg is None for each in node.keywords):
             return BadCall(reason=f"a call has a name and arguments by name, nothing else; write {_PYTHONIC_FORM}")
         name = ast.unparse(node.func)
-        values = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
+        values = {str(each.arg): ast.literal_eval(_JsonWords().visit(each.value)) for each in node.keywords}
         # Tuples become lists; what is no JSON is refused.
         arguments = json.loads(json.dumps(values, allow_nan=False))
     except (ValueError, TypeError, MemoryError, RecursionError) as error:
@@ -280,6 +282,13 @@ def _python_call(node: ast.expr) -> Call:
     if not all(map(_is_name, name.split("."))):
         return BadCall(reason=f"{clip(name)!r} is no name of a tool; write {_PYTHONIC_FORM}")
     return ToolCall(name=name, arguments=arguments)
+
+
+class _JsonWords(ast.NodeTransformer):
+    """Replaces the words of JSON, which models write in calls in Python, too."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_WORDS[node.id]) if node.id in _JSON_WORDS else node
 
 
 def _is_name(name: str) -> bool:

@@ -21,7 +21,7 @@ class Form(NamedTuple):
     """Stands between calls."""
     around: str = "$calls"
     argument: str = ""
-    """Writes one argument: ``$key`` and ``$value``, a text as it is, all else as JSON."""
+    """Writes one argument: ``$key`` and ``$value``, a text as it is, all else as JSON; ``$text``: if it is one."""
     result: str = ""
     """Shows one result: ``$text`` (``$json``: as JSON), ``$kind`` (``output`` or ``error``), and those of a call."""
     between_results: str = "\n"
@@ -133,8 +133,9 @@ _TEXTS: dict[str, dict[str, Any]] = {
         # As in vLLM, the next argument closes a value and the end of a call its function. A value that nothing closes
         # before the end of the function is none: what is there of it, such as code, is not to be run.
         "end": "</function>|(?=</tool_call>)",
-        "key": r"<parameter=([^<>\n]{1,200})>",
-        "value_end": r"</parameter>|(?=<parameter=)|(?P<cut></function>|</tool_call>\s*+(?=<tool_call>|\Z))",
+        # The template puts one newline on either side of a value.
+        "key": r"<parameter=([^<>\n]{1,200})>\n?",
+        "value_end": r"\n?(?:</parameter>|(?=<parameter=))|(?P<cut></function>|</tool_call>\s*+(?=<tool_call>|\Z))",
     },
     "deepseek": {
         "form": "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>",
@@ -148,6 +149,64 @@ _TEXTS: dict[str, dict[str, Any]] = {
         "begin": "<｜tool▁call▁begin｜>",
         # V3.1; V3 and R1 write "function" before the separator, and the name and a fence of JSON after it.
         "name": r"\s*(?:function<｜tool▁sep｜>)?(?P<name>[^<>{}`\n]{1,200})(?:<｜tool▁sep｜>|\n?```json)\s*",
+    },
+    "deepseek-v3.2": {
+        "form": '<｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>'
+        "</｜DSML｜invoke>",
+        "call": '<｜DSML｜invoke name="$name">\n$values</｜DSML｜invoke>',
+        "around": "<｜DSML｜function_calls>\n$calls\n</｜DSML｜function_calls>",
+        "argument": '<｜DSML｜parameter name="$key" string="$text">$value</｜DSML｜parameter>\n',
+        "result": "<function_results>\n<result>$text</result>\n</function_results>",
+        "head": _TOOLS,
+        "about": "To call one, write it in this form, texts and numbers as they are, lists and objects as JSON; string "
+        'says whether a value is a text ("true") or not ("false"):\n<｜DSML｜function_calls>\n'
+        '<｜DSML｜invoke name="tool_name">\n<｜DSML｜parameter name="argument_name" string="true|false">value'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "begin": r"<｜DSML｜invoke\s",
+        "name": r'\s*name="(?P<name>[^"<>\n]{1,200})"\s*>\s*',
+        "end": "</｜DSML｜invoke>",
+        # As in vLLM, the schema says what a value is, and not the model.
+        "key": r'<｜DSML｜parameter\s+name="([^"<>\n]{1,200})"(?:\s+string="\w{1,9}")?\s*>',
+        "value_end": r"</｜DSML｜parameter>|(?=<｜DSML｜parameter\s)|(?P<cut></｜DSML｜invoke>)",
+    },
+    "minimax": {
+        "form": '<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>'
+        "</minimax:tool_call>",
+        "call": '<invoke name="$name">\n$values</invoke>',
+        "around": "<minimax:tool_call>\n$calls\n</minimax:tool_call>",
+        "argument": '<parameter name="$key">$value</parameter>\n',
+        "result": "<response>$text</response>",
+        "head": _AS_IT_IS,
+        "about": '<minimax:tool_call>\n<invoke name="tool_name">\n<parameter name="argument_name">value</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+        "begin": "<invoke name=",
+        "name": r"""["']?(?P<name>[^"'<>\n]{1,200})["']?>\s*""",
+        "end": "</invoke>",
+        "key": r"""<parameter name=["']?([^"'<>\n]{1,200})["']?>""",
+        "value_end": "</parameter>|(?=<parameter name=)|(?P<cut></invoke>)",
+    },
+    "granite": {
+        "form": '<|tool_call|>[{"name": ..., "arguments": {...}}]',
+        "call": _OBJECT,
+        "between": ", ",
+        "around": "<|tool_call|>[$calls]",
+        "result": "$text",
+        "head": _TOOLS,
+        "about": "To call some, write <|tool_call|> and a JSON list of them:\n$form",
+        # As Granite 3.0 writes it, and as 3.1 does.
+        "begin": r"<\|?tool_call\|?>",
+        "lists": True,
+    },
+    "phi4": {
+        "form": 'functools[{"name": ..., "arguments": {...}}]',
+        "call": _OBJECT,
+        "between": ", ",
+        "around": "functools[$calls]",
+        "result": '{"result": $json}',
+        "head": _TOOLS,
+        "about": "To call some, write functools and a JSON list of them:\n$form",
+        "begin": r"functools(?=\[)",
+        "lists": True,
     },
     "kimi": {
         "form": "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>",
