@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from roll_envs.datasets.env import DatasetEnv, DatasetSettings
 from roll_envs.datasets.tasks import DataTask
 from roll_envs.errors import ConfigError
-from roll_envs.verifiers import Failed
+from roll_envs.verifiers import Failed, Score
 from roll_envs.verifiers.matching import LISTED, texts_of
-from roll_envs.verifiers.mathematics.final import is_sentence
+from roll_envs.verifiers.mathematics.final import is_sentence, reference_expression
 
 __all__ = ["AUDITED", "NEEDED_SHARE", "Audit", "Finding", "audit", "refuse_unreadable"]
 
@@ -59,9 +59,8 @@ class Audit(NamedTuple):
 def audit(env: DatasetEnv, *, most: int | None = None) -> Audit:
     """Judge each reference as its own answer; beyond ``most`` rows, so many that are spread evenly over the data."""
     numbers = [n for n, task in enumerate(env.tasks) if env.verifier_of(task) in AUDITED]
-    chosen = (
-        numbers if most is None or len(numbers) <= most else [numbers[i * len(numbers) // most] for i in range(most)]
-    )
+    count = len(numbers) if most is None else min(most, len(numbers))
+    chosen = [numbers[i * len(numbers) // count] for i in range(count)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="audit") as pool:
         reasons = list(pool.map(lambda n: _unreadable(env, env.tasks[n]), chosen))
     findings = [
@@ -73,6 +72,8 @@ def audit(env: DatasetEnv, *, most: int | None = None) -> Audit:
 def _unreadable(env: DatasetEnv, task: DataTask) -> str:
     """Why a reference is not right by itself; empty when it is. Of several that will do, each must be."""
     name, reference = env.verifier_of(task), task.reference
+    if reference is None:
+        return f"no reference; name its field in reference_field: the row has {', '.join(map(repr, task.row))}"
     if name == "choice":
         answers: tuple[str, ...] | str = (reference if isinstance(reference, str) else _letter(reference),)
     else:
@@ -81,6 +82,9 @@ def _unreadable(env: DatasetEnv, task: DataTask) -> str:
         return answers
     for said in answers:
         verdict = env.judge_task(task, said)
+        if name == "math" and isinstance(verdict, Score) and not verdict.passed:
+            # Several formulas with words between them are one answer in a box only.
+            verdict = env.judge_task(task, f"\\boxed{{{reference_expression(said)}}}")
         if isinstance(verdict, Failed):
             return verdict.reason
         if not verdict.passed:

@@ -73,9 +73,7 @@ def _identity(path: Path) -> tuple[str, int, int]:
     try:
         found = path.stat()
     except OSError as error:
-        hub = (
-            "" if path.suffix else "; one of the Hugging Face hub is given in rows, as datasets.load_dataset returns it"
-        )
+        hub = "; one of the Hugging Face hub is given in rows, as datasets.load_dataset returns it" * (not path.suffix)
         raise ConfigError(f"the data set {str(path)!r} cannot be read: {error.strerror}{hub}") from error
     return str(path.resolve()), found.st_mtime_ns, found.st_size
 
@@ -333,8 +331,8 @@ def _prompt(row: Mapping[str, Any], number: int, template: str | None) -> str:
     name = next((n for n in _PROMPTS if row.get(n) is not None), None)
     if name is None:
         raise ConfigError(
-            f"row {number} has none of the fields {', '.join(_PROMPTS)}; name its fields in prompt, such as "
-            f"prompt='{{{next(iter(row), 'question')}}}'"
+            f"row {number} has none of the fields {', '.join(_PROMPTS)}; its fields are {', '.join(map(repr, row))}; "
+            f"name them in prompt, such as prompt='{{{next(iter(row), 'question')}}}'"
         )
     return _text(_asked(_nested(row[name])) if name == "messages" else row[name])
 

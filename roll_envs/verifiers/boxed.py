@@ -13,7 +13,7 @@ _STOPPED = re.compile(r"\{\s*(-?\d[\d.,/]*|[A-J])\s*\Z")
 _WORD = re.compile(r"[^\s${}\\]+|\\[a-zA-Z]+")
 # What may stand between two boxes that are one answer: "and", "or", a comma, a semicolon, delimiters of mathematics,
 # and the name of the second one.
-_JOIN = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|,|;)?[\s$,;\\()\[\]]*(?:[a-z](?:_\d)? ?= ?)?", re.IGNORECASE)
+_JOIN = re.compile(r"(?:[\s$,;.\\()\[\]{}]|\\q?quad|\\text|\b(?:and|or)\b)*(?:[a-z](?:_\d)? ?= ?)?", re.IGNORECASE)
 
 
 def boxed(text: str) -> list[str]:
@@ -31,7 +31,7 @@ def boxed(text: str) -> list[str]:
     for before in reversed(found[:-1]):
         between = text[before[1] : chosen[0][0]]
         # More text between two boxes separates two answers.
-        if len(between) > 20 or not _JOIN.fullmatch(between) or not re.search(r"and|or|,|;", between):
+        if len(between) > 30 or not _JOIN.fullmatch(between) or not re.search(r"and|or|,|;", between):
             break
         chosen.insert(0, before)
     return [content.strip() for _, _, content in chosen]

@@ -73,6 +73,23 @@ def test_cells_of_tables_are_read(row: dict[str, Any]) -> None:
     assert env.step("\\boxed{7}")[1] == 1.0
 
 
+def test_references_that_are_one_answer_in_a_box_only() -> None:
+    answers = (
+        "np.arcsin(10/13)",
+        "$\\frac{\\pi}{6}$或$\\frac{5\\pi}{6}$",
+        "$\\angle B=90$,$\\angle A=45$",
+        "9 (apples)",
+    )
+    assert found_in([{"question": "a", "answer": answer} for answer in answers]) == []
+
+
+def test_fields_that_are_not_found_are_refused_by_name() -> None:
+    env = DatasetEnv(DatasetSettings(rows=[{"question": "a", "golden": "8"}], verifier="math"))
+    assert "reference_field: the row has 'question', 'golden'" in audit(env).shown()
+    with pytest.raises(ConfigError, match="its fields are 'ID', 'Problem'; name them in prompt"):
+        DatasetEnv(DatasetSettings(rows=[{"ID": "1", "Problem": "a"}], verifier="math"))
+
+
 def test_a_missing_reference_of_a_table_is_named() -> None:
     assert found_in([*ROWS, {"question": "e", "answer": float("nan")}]) == [4]
 

@@ -65,6 +65,14 @@ def test_pairs(math: Any, frame: str) -> None:
     [
         (r"y=\pm\frac12x", r"x\pm 2y=0"),
         ("(1,1,1)", "x=y=z=1"),
+        (r"(-\infty, 0) \cup\{1\}", r"P(0)<0 \text{ or } P(0)=1"),
+        (r"k \ge 2", r"\text{all } k \ge 2"),
+        (r"f(x) = cx+1, \text{ where } c \text{ is a constant}", "f(x)=cx+1"),
+        (r"f(x) = kx+1 \text{ for any constant } k", "f(x)=kx+1"),
+        (r"\angle B E A_{1}=90$,$\angle A E B_{1}=45", r"\angle BEA_1 = 90^\circ, \angle AEB_1 = 45^\circ"),
+        (r"-2 \le x \le 7", r"-2 \\le x \\le 7"),
+        ("14 (apples)", "14 apples"),
+        (r"M = \{x \mid 1<x<2\}", "(1,2)"),
         (r"\frac{\pi}{4}+k\pi, k\in\mathbb{Z}", r"n\pi+\frac{\pi}{4}\text{ where } n \text{ is an integer}"),
         (
             r"a_n=\left\{\begin{array}{ll}1, & n=1 \\ 2n, & n \geq 2\end{array}\right.",

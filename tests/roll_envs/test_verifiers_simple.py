@@ -38,6 +38,8 @@ def passed(verifier: Any, answer: str, reference: Any = None, context: Any = Non
         (r"\boxed{1}, no: \boxed{2}", [r"2"]),
         (r"\boxed{1} and \boxed{2}", ["1", "2"]),
         (r"$\boxed{1}$, $\boxed{2}$", ["1", "2"]),
+        (r"\boxed{(1, 2)} \quad \text{and} \quad \boxed{(3, 4)}", ["(1, 2)", "(3, 4)"]),
+        (r"\boxed{1} \text{ for part (a) and } \boxed{2}", ["2"]),
         (r"\boxed{\boxed{3}}", [r"\boxed{3}"]),
         (r"\fbox{4}", ["4"]),
         (r"\boxed 5.", ["5"]),

@@ -43,7 +43,7 @@ _CALCULATED = re.compile("|".join((
     r"^\\(?:sin|cos|tan|cot)(?![A-Za-z])",
     r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|\)'$|\\[lc]?dots|\.{3}",
     r"^\d+:\d\d .*[-+]",
-    r"[A-Za-z]{2} ",
+    r"(?<![\\A-Za-z])[A-Za-z]{2,} ",
     r"\d ?x ?[$(]*\d|\d [A-Za-z]{1,2}[²³]? [*×·÷/] \d",
     # A calculation with numbers only, and an amount or a quantity by itself.
     r"^(?=.*[-+*/^!(×÷√·²³\\−–|])(?:\\(?:times|cdot|div|sqrt|[dt]?frac|[dt]?binom|pi|left|right|[lc]?dots|circ|\$)(?![A-Za-z])"
@@ -147,7 +147,7 @@ def for_reference(found: str, reference: str) -> str:
     parts = re.split(r"≈|\\approx(?![a-z])", found)
     # In a list, each item may have decimals of its own.
     if len(parts) > 1 and not re.search(r"(?<![\\{])(?:,(?!\}?(?:\\!)?\d{3})|;)|[、或和]|\b(?:or|and)\b", found):
-        sides = [side for side in parts if re.search(r"[\dπ]|pi", side)] or parts
+        sides = [side for side in parts if re.search(r"[\dπ]|pi", side)] or parts[-1:]
         exact = [side for side in sides if not _DECIMAL.search(side)]
         found = exact[0] if exact and not _DECIMAL.search(reference) else sides[-1]
     label = _LABEL.match(found)

@@ -117,14 +117,14 @@ def same(gold: Node, said: Node) -> bool:
         return _same_region(gold, said)
     if isinstance(gold, Expression) and isinstance(said, Expression):
         return _same_expression(gold, said)
+    if isinstance(gold, Group) and _one_value(gold, said):
+        return all(same(one, said) for one in gold.items)
+    if isinstance(said, Group) and _one_value(said, gold):
+        return all(same(gold, one) for one in said.items)
     if isinstance(gold, Group) and isinstance(said, Group):
         return _same_groups(gold, said)
     if isinstance(gold, Matrix) and isinstance(said, Matrix):
         return [*map(len, gold.rows)] == [*map(len, said.rows)] and _in_order(gold.items, said.items)
-    if isinstance(gold, Group) and isinstance(said, Expression):
-        return _one_value(gold) and all(same(one, said) for one in gold.items)
-    if isinstance(gold, Expression) and isinstance(said, Group):
-        return _one_value(said) and all(same(gold, one) for one in said.items)
     if isinstance(gold, Matrix | Group) and isinstance(said, Matrix | Group):
         return _is_vector(gold) and _is_vector(said) and _in_order(gold.items, said.items)
     if isinstance(gold, Matrix | Expression) and isinstance(said, Matrix | Expression):
@@ -132,9 +132,11 @@ def same(gold: Node, said: Node) -> bool:
     return False
 
 
-def _one_value(group: Group) -> bool:
+def _one_value(group: Group, other: Node) -> bool:
     """Whether it may stand for one value: the only element of a set, or each of "3/2, or 1.5 hours"."""
-    return group.either or (group.brackets == "{}" and len(group.items) == 1)
+    if group.either:
+        return isinstance(other, Expression)
+    return group.brackets == "{}" and len(group.items) == 1 and getattr(other, "brackets", "") != "{}"
 
 
 _SYNONYMS = {
@@ -248,7 +250,8 @@ def _same_groups(gold: Group, said: Group) -> bool:
         wanted, given = _distinct(wanted), _distinct(given)
     if len(wanted) != len(given):
         return False
-    labels = {node.sides[0] for node in wanted if isinstance(node, Equation)}
+    # Roots are x_1 and x_2 in no order.
+    labels = {re.sub(r"^x_\d$", "x", _function(node.sides[0])) for node in wanted if isinstance(node, Equation)}
     if len(labels) == len(wanted) > 1 and not any(isinstance(node, Equation) for node in given):
         return _in_order(wanted, given)  # "x=1, y=2" is not "2, 1"
     return _matched(wanted, given)
@@ -288,14 +291,14 @@ def _is_vector(node: Matrix | Group) -> bool:
 
 def _same_with_equation(gold: Node, said: Node) -> bool:
     if isinstance(gold, Equation) and isinstance(said, Equation):
-        if _is_name(gold.sides[0]) and _function(gold.sides[0]) == _function(said.sides[0]):
+        names = [_function(each.sides[0]) for each in (gold, said)]
+        root = "x" in names and {name.partition("_")[0] for name in names} == {"x"}
+        if _is_name(gold.sides[0]) and (names[0] == names[1] or root):
             return same(gold.right, said.right)
         return _same_equation(gold, said)
     if isinstance(gold, Equation):
-        return _is_name(gold.sides[0]) and not isinstance(said, Region) and same(gold.right, said)
+        return _is_name(gold.sides[0]) and same(gold.right, said)
     assert isinstance(said, Equation)
-    if isinstance(gold, Region):
-        return False
     # What stands before a matrix needs no name ("AB = ..."), nor does a formula without numbers ("-b/a = 3") or of
     # several letters ("a^2+b^2 = 5").
     left, letters = said.sides[0], set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", said.sides[0]))
@@ -303,14 +306,23 @@ def _same_with_equation(gold: Node, said: Node) -> bool:
     return (named or _holds(said)) and same(gold, said.right)
 
 
+_NAME = "|".join((
+    r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\^\{?-1\}?)?",
+    r"\\(?:text|vec|overrightarrow|overline)\s*\{[^{}]*\}",
+    r"[A-Za-z]\w*",
+    r"(?:\\(?:angle|det)\s*)?(?:[A-Z](?:_\{?\d\}?)?\s?){1,3}",
+    r"\\(?:sin|cos|tan|cot|sec|csc)\s*\\?[A-Za-z]+",
+    r"\|[A-Za-z]{1,2}\|",
+    r"[A-Z]\[[A-Z]\])",
+))  # fmt: skip
+_POINT = rf"\(\s*{_NAME}(?:\s*[,|]\s*{_NAME})*\s*\)"
+_RATIO = rf"\\frac\{{(?:d )?{_NAME}\}}\{{(?:d )?{_NAME}\}}|{_NAME}(?:\s*[:/∩∪]\s*{_NAME})+"
+_NAMED = re.compile(rf"{_NAME}(?:\s*\(\s*-?\d+(?:\s*,\s*-?\d+)*\s*\)|\s*{_POINT})?|{_POINT}|{_RATIO}")
+
+
 def _is_name(side: str) -> bool:
-    """A variable, a function of variables, or a point of variables."""
-    name = (
-        r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\^\{?-1\}?)?|\\(?:text|vec|overrightarrow|overline)\s*\{[^{}]*\}|[A-Za-z]\w*"
-        r"|\\(?:angle|det)\s*[A-Z]{1,3}|\\(?:sin|cos|tan|cot|sec|csc)\s*\\?[A-Za-z]+|\|[A-Za-z]{1,2}\||[A-Z]\[[A-Z]\]|\\frac\{d[a-z]?\}\{d[a-z]\})"
-    )
-    point = rf"\(\s*{name}(?:\s*,\s*{name})*\s*\)"
-    return re.fullmatch(rf"{name}(?:\s*\(\s*-?\d+(?:\s*,\s*-?\d+)*\s*\)|\s*{point})?|{point}", side) is not None
+    """A variable, a function of variables, a point of variables, or a ratio or union of two."""
+    return _NAMED.fullmatch(side) is not None
 
 
 def _function(name: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?: \d{3})+(?:\.\d*)?", re.ASCII)
+_GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d*)?", re.ASCII)
 # At most 400 digits, far below the 4300 that int() takes.
 _DECIMAL = re.compile(r"\d{1,400}(?:\.\d{0,400}|\s*/\s*\d{1,400})?|\.\d{1,400}", re.ASCII)
 _FRACTION = re.compile(r"\\frac\s*\{\s*([+-]?)\s*(\d{1,400})\s*\}\s*\{\s*([+-]?)\s*(\d{1,400})\s*\}", re.ASCII)

@@ -22,7 +22,9 @@ _RELATIONS: dict[str, Any] = {
     "≠": sympy.Unequality,
     "=": sympy.Equality,
 }
-_NUMBER_SETS = {
+_SETS = {
+    **dict.fromkeys(("ℝ", r"\text{R}"), sympy.S.Reals),
+    "∅": sympy.S.EmptySet,
     **dict.fromkeys(("Z", "ℤ"), sympy.S.Integers),
     **dict.fromkeys(("N", "ℕ"), sympy.S.Naturals0),
     **dict.fromkeys(("Q", "ℚ"), sympy.S.Rationals),
@@ -62,13 +64,10 @@ def _sets(region: Region) -> RealSet:
 
 
 def _named(text: str) -> Any:
-    if text in ("ℝ", r"\text{R}"):
-        return sympy.S.Reals
-    if text == "∅":
-        return sympy.S.EmptySet
     numbers = re.fullmatch(NUMBERS, text)
-    if numbers and (known := _NUMBER_SETS.get(numbers[1] + (numbers[2] or ""))):
-        return known
+    name = numbers[1] + (numbers[2] or "") if numbers else text
+    if name in _SETS:
+        return _SETS[name]
     if text.startswith("(") and split(text[1:-1], "∪∩∖")[1:]:
         text = text[1:-1]
     (node, *_) = read(text)
@@ -139,9 +138,7 @@ def same_inequality(gold: Region, said: Region) -> bool | None:
     if one.free_symbols != other.free_symbols or sign != other_sign:
         return False
     ratio = sympy.cancel(sympy.together(one / other))
-    if ratio.free_symbols:
-        return False
-    return bool(ratio.is_positive) if sign != "≠" else ratio.is_zero is False
+    return not ratio.free_symbols and (ratio.is_zero is False if sign == "≠" else bool(ratio.is_positive))
 
 
 def _difference(region: Region) -> tuple[Any, str]:

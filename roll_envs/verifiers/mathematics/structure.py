@@ -91,7 +91,7 @@ _JOIN = re.compile(r"\\text\s*\{\s*(?:,\s*)?(or|and)\s*\}|(?<![A-Za-z\\])(or|and
 _COMPARISON = re.compile(r"[<>≤≥≠]")
 # What stands in {x ∈ ℝ | x > 3}.
 _BUILT = re.compile(r"(?s)\s*([A-Za-z]|\\[a-z]+)\s*(?:∈([^|:]*))?[|:](.*[<>≤≥≠].*)")
-_MEMBER = re.compile(r"([A-Za-z]\w*|\([a-z, ]+\)|\\[a-z]+)\s*∈\s*")
+_MEMBER = re.compile(r"([A-Za-z]\w*|\([a-z, ]+\)|\\[a-z]+)(?:\([a-z\d]\))?\s*∈\s*")
 _COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NO_UNIT = frozenset(
     "or and plus minus divided percent over half halves third thirds quarter quarters squared cubed root mod modulo to "
@@ -121,6 +121,8 @@ _INTEGER_CONDITION = re.compile(rf"[A-Za-z]\s*∈\s*+{NUMBERS}")
 _CONDITIONS = (
     # "f(x) = x for all x" says no more than "f(x) = x".
     (r"(?<==)(.*?)[\s,;(]*(?:\\text\s*\{[\s,(]*for (?:all|every|any|each)\b|\\forall(?![a-z])).*", r"\1"),
+    (r"(?<![\s,;(])[\s,;(]*+(?:\\text\s*\{[\s,(]*|\b)(?:where|for|with)\b[^=<>≤≥]*\bconstants?\b[^=<>≤≥]*$", ""),
+    (r"^(?:\\text\s*\{\s*)?(?:for )?all(?: (?:real|positive|numbers|integers))*[\s}]*(?=[A-Za-z]\s*[<>≤≥≠∈])", ""),
     # "(k ∈ ℤ)", "where k ∈ ℤ" and "where k is an integer" become ", k ∈ ℤ".
     (r"(?<=[^\s,;])[\s,;]*\(\s*([A-Za-z]\s*[∈<>≤≥≠][^()]*)\)$", r", \1"),
     (r"[\s,;]*\\text\s*\{[\s,]*(?:where|for|with)[a-z ]*\}\s*(?=[A-Za-z]\s*∈)", ", "),
@@ -303,17 +305,21 @@ def _region(text: str, depth: int) -> list[Node]:
     member = _MEMBER.match(text)
     variable = member[1] if member else ""
     body = text[member.end() :] if member else text
+    # "M = {x | x > 1}" and "A ∩ B = {1}" are equations.
     if _COMPARISON.search(body):
-        return _inequalities(text)
+        return _inequalities(text) if member or not re.search(r"=\s*⦃", body) else []
     pieces, operators = cut(body, "∪∩∖")
     if member and body[:1] == "⦃" and len(pieces) == 1:
         return read(body, depth + 1)
-    if len(pieces) == 1 and body.strip() not in ("ℝ", "∅") and not member:
+    if not member and (len(split(body, "=")) > 1 or (len(pieces) == 1 and body.strip() not in ("ℝ", "∅"))):
         return []
     return [Region(kind="sets", pieces=tuple(pieces), operators=operators, variable=variable)]
 
 
 def _inequalities(text: str) -> list[Node]:
+    # A value of a function, as in 0 < f(x) < 1.
+    calls = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]\([a-z\d]\)", text))
+    text = text.replace(call := calls.pop(), call[0]) if len(calls) == 1 else text
     marked = _JOIN.sub(lambda m: "∨" if (m[1] or m[2]) == "or" else "∧", text)
     pieces, joints = cut(marked, "∨∧,;∪")
     operators = tuple({"∪": "∨", ";": ","}.get(joint, joint) for joint in joints)
@@ -338,6 +344,9 @@ def _several(text: str, depth: int) -> list[Node]:
         return [*_expressions(text.replace(number, re.sub("[, ]", "", number), 1)), *spaced]
     if any(part in ("...", r"\ldots", r"\dots", r"\cdots") for part in parts):
         return _expressions(text)
+    rows = [split(row, ",") for row in split(_JOIN.sub(lambda m: ";" if "or" in m.groups() else ",", text), ";")]
+    if len(rows) > 1 and {*map(len, rows)} == {len(parts) // len(rows)} != {1} and all("=" in part for part in parts):
+        return [Group(brackets="", items=tuple(Group(brackets="()", items=_each(row, depth)) for row in rows))]
     joints = [match[1] or match[2] for match in _JOIN.finditer(text)]
     either = joints == ["or"] * (len(parts) - 1)
     several = _flat((node for part in parts for node in read(part, depth + 1)[:1]), either)
@@ -378,7 +387,7 @@ def _equation(text: str, depth: int) -> list[Node]:
     if not 2 <= len(sides) <= 20 or not all(sides):
         return []
     # "x = 5 cm" has the unit on its right, and "(x, y) = (1, 2)" a point.
-    return [Equation(sides=tuple(sides), right=first(sides[-1], depth))]
+    return [Equation(sides=tuple(sides), right=right) for right in read(sides[-1], depth + 1)]
 
 
 def _ratio(text: str, depth: int) -> list[Node]:
@@ -406,9 +415,8 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
     """Split off the unit at the end: the rest, the unit, and whether the unit might be a variable."""
     rest, weak = text.rstrip(), False
     pieces: list[str] = []
-    if _OF_ANGLE.search(rest):
-        return text, None, False  # the degrees belong to the angle: sin 30°
-    while rest and len(pieces) < 12:
+    # In sin 30° the degrees belong to the angle.
+    while rest and len(pieces) < 12 and not _OF_ANGLE.search(rest):
         if match := _TAIL_TEXT.search(rest):
             if _NO_UNIT & set(re.findall(r"[a-z]+", match[1].casefold())) - {"squared", "cubed"}:
                 break
@@ -420,7 +428,7 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, bool]:
             # A single letter may be a variable; an unknown word of three letters or more, set apart, counts as a unit
             # (5 apples).
             known = is_unit_word(word)
-            apart = match.start() > 0 and rest[match.start() - 1].isspace() and len(word) > 2
+            apart = match.start() > 0 and ((rest[match.start() - 1].isspace() and len(word) > 2) or word[0] > "⺀")
             if not (known or apart) or word.casefold() in _FUNCTION_WORDS - {"min"} | _NO_UNIT:
                 break
             weak = weak or re.fullmatch("[A-Za-z]", word) is not None

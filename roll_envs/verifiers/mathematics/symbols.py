@@ -38,7 +38,13 @@ _CALL = re.compile(r"\\[A-Za-z]+|([A-Za-z]'*\s*\()")
 _RAISED = re.compile(r"(\\[A-Za-z]+)|(?<![d_])([a-cf-zA-Z])(?=\s*\^\s*(?:\d|\{\s*\d+\s*\})(?!\s*[(_{]))")
 _SPELLINGS = (
     (r"(\d+(?:\.\d+)?|\{\d+(?:\.\d+)?\})\s*°(?![CF])", r"(\1\\cdot\\frac{\\pi}{180})"),
+    # The index before the exponent: v^2_0; combinations: C_6^2; derivatives by time.
+    (r"([A-Za-z])\s*\^\s*(\{[^{}]*\}|\w)\s*_\s*(\{[^{}]*\}|\w)", r"\1_\3^\2"),
+    (r"(?<![A-Za-z\\])C_(\{\d*[a-z]?\}|[2-9a-z])\s*\^\s*(\{[^{}]*\}|\w)", r"\\binom{\1}{\2}"),
+    (r"\\ddot(?![A-Za-z])\s*\{?\s*(\\?[A-Za-z]+)\s*\}?(?:\(t\))?", r"\\frac{d^{2} \1}{d t^{2}}"),
+    (r"\\dot(?![A-Za-z])\s*\{?\s*(\\?[A-Za-z]+)\s*\}?(?:\(t\))?", r"\\frac{d \1}{d t}"),
     # A derivative is a name of its own.
+    (r"_\{?(\w{1,20})\}?'", r"_{\1p}"),
     (r"(\\[A-Za-z]+|[A-Za-z])'''", r"\1_{ppp}"),
     (r"(\\[A-Za-z]+|[A-Za-z])''", r"\1_{pp}"),
     (r"(\\[A-Za-z]+|[A-Za-z])'", r"\1_{p}"),

@@ -16,7 +16,7 @@ MONEY = "¤"
 _SIGNS: dict[int, str] = str.maketrans({
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ",
     "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "≠": "≠", "≦": "≤", "≧": "≥", "⩽": "≤", "⩾": "≥",
-    "⟨": "(", "⟩": ")", "∠": r"\angle ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "º": "°",
+    "⟨": "(", "⟩": ")", "∠": r"\angle ", "º": "°",
     "\u00a0": " ", "\u2009": " ", "\u202f": " ", "’": "'", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "、": ",",
     "。": ".", "或": " or ", "和": " and ", **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)},
 })  # fmt: skip
@@ -26,7 +26,7 @@ _COMMANDS = {
     "left": "", "right": "", "big": "", "Big": "", "bigg": "", "Bigg": "", "bigl": "", "bigr": "", "Bigl": "",
     "Bigr": "", "mathrm": r"\text", "textrm": r"\text", "textbf": r"\text", "textit": r"\text", "mbox": r"\text",
     "rm": r"\text", "hbox": r"\text", "textup": r"\text", "textsf": r"\text", "emph": r"\text", "mathbf": r"\text",
-    "boldsymbol": "", "bm": "", "quad": " ", "qquad": " ", "leq": "≤", "le": "≤", "leqslant": "≤", "geq": "≥",
+    "boldsymbol": "", "bm": "", "textnormal": r"\text", "leq": "≤", "le": "≤", "leqslant": "≤", "geq": "≥",
     "ge": "≥", "geqslant": "≥", "lt": "<", "gt": ">", "neq": "≠", "ne": "≠", "cup": "∪", "cap": "∩", "setminus": "∖",
     "backslash": "∖", "in": "∈", "pm": "±", "emptyset": "∅", "varnothing": "∅", "lbrace": "⦃", "rbrace": "⦄",
     "lbrack": "[", "rbrack": "]",
@@ -39,8 +39,15 @@ _COMMANDS = {
 
 _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])")
 _BEFORE_COMMANDS = (
+    # Escaped once more than LaTeX has it; a line break before a command has three backslashes.
+    (
+        r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|text|left|right|begin|end|pi|infty|cup|cdot|times|circ|[lg]eq?|pm)(?![A-Za-z]))",
+        r"\\",
+    ),
+    (r"\\q?quad", " "),
     (r"(?<=\d)(?:\s?\{,\s?\}|,\\!)\s*(?=\d{3})", ","),
     (r"(?<=\d)\{:\}(?=\d)", ":"),
+    (r"(\d+)⁄(\d+)", r"\\frac{\1}{\2}"),
     (r"\\\{", "⦃"),
     (r"\\\}", "⦄"),
     (r"\\([%|#])", r"\1"),
@@ -57,7 +64,10 @@ _BEFORE_COMMANDS = (
 )
 """Patterns and what they become, in order."""
 _AFTER_COMMANDS = (
-    # Plain notation: 2e3, **, oo, sqrt(2), sqrt2, pi, sin x.
+    # Plain notation: 2e3, **, oo, np.sqrt(2), sqrt2, frac{1}{2}, 1./3, pi, sin x.
+    (r"(?<![\w.\\])(?:np|numpy|math)\.(?=[a-z])", ""),
+    (r"(?<![A-Za-z\\])(sqrt|frac)(?=\s*\{)", r"\\\1"),
+    (r"(?<=\d)\.(?=\s*/\s*\d)", ""),
     (r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,6})(?![\w.])", r"\1\\cdot 10^{\2}"),
     (r"\*\*", "^"),
     (r"(?i)(?<![A-Za-z\\])(?:infinity|infty|oo)(?![A-Za-z])", r"\\infty "),
@@ -75,7 +85,7 @@ _AFTER_COMMANDS = (
     (r"\\sqrt\s*(\d|[A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
     # The whole of a repeating decimal, units in a fraction or with an exponent, what introduces an answer.
     (r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?", r"\\overline{\1\2\3}"),
-    (r"\.(\d*?)(\d)\2{2,}+\s*(?:\\[lc]?dots|\.\.\.|…)", r".\1\\overline{\2}"),
+    (r"\.(\d{0,9}?)(\d{1,6}?)\2{2,}+\s*(?:\\[lc]?dots|\.\.\.|…)", r".\1\\overline{\2}"),
     (r"\\frac\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}", r"\\text{\1/\2}"),
     (r"(\\text\s*\{[^{}]*)\^\{([+-]?\d)\}", r"\1^\2"),
     (r"°\s*\\text\s*\{\s*([CF])\s*\}", r"°\1"),
@@ -89,7 +99,14 @@ _AFTER_COMMANDS = (
     (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
     (r"(?<=\d)\s+remainder\s+(?=\d)", " R "),
     (r"^\s*(\d+)\s*(?:\bto\b|\\text\s*\{\s*to\s*\})\s*(\d+)\s*$", r"\1:\2"),
-    (r"(?<=\d)\s*\((\\text\s*\{[^()]*)\)$", r" \1"),
+    # Units in brackets, as in "8 (apples)"; indices that are words; vectors along the axes; primes.
+    (r"(?<=\d)(?:\s*\((\\text\s*\{[^()]*|[⺀-鿿]+)|\s\(([A-Za-z]{3}[A-Za-z ]*))\)$", r" \1\2"),
+    (
+        r"_\s*\{?\s*\\(?:text\s*\{\s*([A-Za-z]+)\s*\}|(max|min|odot|oplus|star|perp|parallel)(?![A-Za-z]))\s*\}?",
+        r"_{\1\2}",
+    ),
+    (r"\\(?:vec|hat)\s*\{?\s*([ijk])\s*\}?(?![A-Za-z])", r"\\text{\1}"),
+    (r"\^\s*\{?\s*('+)\s*\}?", r"\1"),
     (r"\\mu\s*\\text\s*\{\s*", r"\\text{µ"),
     (
         r"^\s*(?:(?:=|≈|\\approx(?![a-z])|(?:\\text\s*\{\s*)?(?:about|approximately)\b[\s}]*)\s*|\\text\s*\{[^{}]*(?::|\bis)\s*\}\s*(?=[^\s}]))",
@@ -113,7 +130,7 @@ def tidy(text: str) -> str:
     text = re.sub(r"[⁰¹²³⁴-⁹⁻]+", lambda match: f"^{{{unicodedata.normalize('NFKC', match[0])}}}", text)
     text = re.sub(r"[₀-₉]+", lambda match: f"_{{{unicodedata.normalize('NFKC', match[0])}}}", text)
     text = re.sub(r"√(\d+)", r"\\sqrt{\1}", text)
-    text = re.sub(r"[⅐-⅞]", _vulgar_fraction, text)
+    text = re.sub(r"[½¼¾⅐-⅞]", lambda match: f" {unicodedata.normalize('NFKC', match[0])}", text)
     # 1.234,50 €, 1.234.567: dots between groups of digits.
     dotted = r"(?<![\d.,])\d{1,3}(?:(?:\.\d{3})+(?:,\d\d?(?![\d,])|(?=\s?(?:€|[Ee]uros?\b)))|(?:\.\d{3}){2,}(?![\d.,]))"
     text = re.sub(dotted, lambda match: match[0].replace(".", "").replace(",", "."), text)
@@ -129,11 +146,6 @@ def tidy(text: str) -> str:
     number = in_digits(re.sub(r"(?i)^(?:an? )?(?=(?:half|third|quarter)$)", "one ", number))
     text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?: (?:hundred|thousand|[mb]illion))?", number) else text
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
-
-
-def _vulgar_fraction(match: re.Match[str]) -> str:
-    above, below = unicodedata.normalize("NFKC", match[0]).split("⁄")
-    return rf"\frac{{{above}}}{{{below}}}"
 
 
 def _money(text: str) -> str:

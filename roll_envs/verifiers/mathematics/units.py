@@ -77,8 +77,8 @@ _PREFIXED = (
     ("{p}F {l}farad {l}farads", 0, {"farad": 1}),
 )
 _PREFIXES = (
-    ("n", "nano", -9), ("µ", "micro", -6), ("m", "milli", -3), ("c", "centi", -2), ("d", "deci", -1), ("", "", 0),
-    ("k", "kilo", 3), ("M", "mega", 6), ("G", "giga", 9),
+    ("p", "pico", -12), ("n", "nano", -9), ("µ", "micro", -6), ("m", "milli", -3), ("c", "centi", -2),
+    ("d", "deci", -1), ("", "", 0), ("k", "kilo", 3), ("M", "mega", 6), ("G", "giga", 9),
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from roll_envs.verifiers.workers import Outcome, PoolSettings, WorkerPool, share
 
 _MODULE = "roll_envs.verifiers.mathematics.grading"
 # "3,5", as decimals are written in many languages; three digits would be a group.
-_DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}(?![\d,]))")
+_DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}(?![\d,]))|(?<=\b0),(?=\d+$)")
 # "1.1444...", the digits of 1.1444 and more, unless all are equal, as in 0.333...
 _CUT = re.compile(r"\s*(-?\d+\.(?!(\d)\2*\D)\d+)\s*(?:\\[lc]?dots|\.\.\.|…)\s*$")
 _REMEMBERED = 20_000
@@ -109,6 +109,8 @@ class MathVerifier:
             return Failed(reason=_about(reference, "it is empty" if not gold else f"it has {len(gold)} characters"))
         if said.count(",") == 1 and "(" not in said and (plain_number(gold) is not None or re.search(r"\d\.\d", gold)):
             said = _DECIMAL_COMMA.sub(".", said)
+        elif re.fullmatch(r"-?\d+,\d+", gold) and re.search(r"\d\.\d", said):
+            gold = _DECIMAL_COMMA.sub(".", gold)
         if said == gold:
             return Score(value=1.0, passed=True)
         if not said:
