@@ -6,7 +6,8 @@
 Measured as by ``memory_plan.py``: the most of a rank's resident set in a phase, less what was taken before the learner
 was made (libraries, and a tiny learner of the same backend); of the rank that takes more, in the second step. The C
 library writes into all that it gives out (MALLOC_PERTURB_), so that buffers count whole, as on a GPU, of which a CPU
-takes the used part alone. ``make test-cluster`` and ``make test-megatron`` install the backends.
+takes the used part alone, and MKL keeps none of its own between calls. ``make test-cluster`` and ``make test-megatron``
+install the backends.
 """
 
 from __future__ import annotations
@@ -63,6 +64,14 @@ CASES = {
     "fsdp2-critic": Case("backend: fsdp2", critic=True),
     "fsdp2-bfloat16-critic": Case("backend: fsdp2, precision: bfloat16", critic=True),
     "fsdp2-checkpointed-critic": Case("backend: fsdp2, gradient_checkpointing: true", tokens=1024, critic=True),
+    "zero2-critic": Case("backend: deepspeed, stage: 2", critic=True),
+    "zero2-bfloat16-critic": Case("backend: deepspeed, stage: 2, precision: bfloat16", critic=True),
+    "zero2-checkpointed-critic": Case("backend: deepspeed, gradient_checkpointing: true", tokens=1024, critic=True),
+    "zero3-critic": Case("backend: deepspeed, stage: 3", critic=True),
+    "megatron-data-critic": Case("backend: megatron", critic=True),
+    "megatron-tensor-critic": Case("backend: megatron, tensor_parallel: 2", critic=True),
+    "megatron-pipeline-critic": Case("backend: megatron, pipeline_parallel: 2", critic=True),
+    "megatron-tensor-bfloat16-critic": Case("backend: megatron, tensor_parallel: 2, precision: bfloat16", critic=True),
 }
 TEXT = """
 format: 1
@@ -121,23 +130,22 @@ def stream(shape: Any) -> Iterator[tuple[str, Any]]:
     return ((name, torch.randn(w.shape, generator=random) * 0.02) for name, w in weights_of(network))
 
 
-def between(phase: Callable[[str], None]) -> None:
-    """Have ``phase`` called at the end of all backward passes of a step, and of the optimiser's."""
+def between(phase: Callable[[int], None]) -> None:
+    """Have ``phase`` called with 0 at the end of all backward passes of a step, and with 1 of the optimiser's."""
     from trainer.learner import critic, zero
     from trainer.learner import torch as plain
-    from trainer.run.memory_items import BACKWARD, CRITIC_BACKWARD, CRITIC_STEP, STEP
 
-    def split(before: Callable[..., Any], names: tuple[str, str] = (BACKWARD, STEP)) -> Callable[..., Any]:
+    def split(before: Callable[..., Any]) -> Callable[..., Any]:
         def step(*arguments: Any, **named: Any) -> Any:
-            phase(names[0])
+            phase(0)
             found = before(*arguments, **named)
-            phase(names[1])
+            phase(1)
             return found
 
         return step
 
     plain.take_step = split(plain.take_step)
-    critic.take_step = split(critic.take_step, (CRITIC_BACKWARD, CRITIC_STEP))
+    critic.take_step = split(critic.take_step)
     zero.ShardedModule.step = split(zero.ShardedModule.step)  # type: ignore[method-assign]
     try:
         from trainer.learner import megatron_learner as megatron
@@ -158,18 +166,20 @@ def measure(case: Case, rank: int, folder: Path) -> None:
     from trainer.data.batches import denominators_of, make_batches
     from trainer.data.table import tokens_of
     from trainer.learner.gradients import Ranks
+    from trainer.run.memory_items import BACKWARD, CRITIC_BACKWARD, CRITIC_STEP, STEP
 
     torch.set_num_threads(1)
     torch.cuda.current_device = lambda: torch.device("cpu")  # Megatron-Core's router takes it that there is CUDA
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
-    before, peaks = 0.0, dict[str, float]()
+    before, peaks, steps = 0.0, dict[str, float](), (BACKWARD, STEP)
 
     def phase(name: str) -> None:
         peaks[name] = peak("cpu") - before
 
-    between(phase)
+    between(lambda part: phase(steps[part]))
 
     def learn(shape: Any) -> None:
+        nonlocal steps
         made = Rank(rank, RANKS)
         made._ranks = Ranks(distributed.group.WORLD)
         made.make(text_of(case), False, shape, 1, stream(shape))
@@ -189,7 +199,9 @@ def measure(case: Case, rank: int, folder: Path) -> None:
             phase("always")
             given = replace(whole, tokens=0, sequences=0) if rank else whole
             if case.critic:
+                steps = CRITIC_BACKWARD, CRITIC_STEP
                 made.step("critic", share, given, {"lr": 1e-6})
+            steps = BACKWARD, STEP
             made.step("learner", share, given, {"lr": 1e-6, "on_policy": True})
             peaks["always"] = taken("cpu") - before
 
@@ -220,7 +232,7 @@ def main() -> None:
     print("| Case | Phase | Planned MiB | Measured MiB | Plan over measured |\n| --- | --- | --- | --- | --- |")
     environment = {
         **os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_PERTURB_": "165",
-        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MKL_DISABLE_FAST_MM": "1",
     }  # fmt: skip
     for name in options.cases:
         with tempfile.TemporaryDirectory() as folder:

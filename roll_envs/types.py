@@ -60,7 +60,8 @@ class Completion:
     Weights may be replaced while a completion is sampled: ``spans`` says which version sampled which ids. Five ids, two
     of them by version 3 and the rest by version 4: ``spans=((3, 2), (4, 3))``, ``weight_version=3``.
 
-    Raises ValueError when spans do not add up to the ids, or the oldest of them is not ``weight_version``.
+    Raises ValueError when there is not one log-prob for each id, spans do not add up to the ids, or the oldest of them
+    is not ``weight_version``.
     """
 
     ids: tuple[int, ...]
@@ -73,6 +74,8 @@ class Completion:
 
     def __post_init__(self) -> None:
         count = len(self.ids)
+        if len(self.logprobs) != count:
+            raise ValueError(f"a completion has {count} ids and {len(self.logprobs)} log-probs; each id needs one")
         if not self.spans:
             if count:
                 object.__setattr__(self, "spans", (VersionSpan(self.weight_version, count),))

@@ -25,6 +25,11 @@ def test_a_completion_of_one_version_has_one_span() -> None:
     assert completion(0, 7).spans == ()
 
 
+def test_a_completion_has_a_log_prob_for_each_id() -> None:
+    with pytest.raises(ValueError, match="2 ids and 1 log-probs; each id needs one"):
+        Completion(ids=(2, 3), logprobs=(-0.5,), finish="stop", weight_version=0)
+
+
 def test_spans_of_several_versions_cover_the_ids_and_the_oldest_is_the_version() -> None:
     several = completion(5, 3, (3, 2), (4, 3))
     assert [(span.version, span.tokens) for span in several.spans] == [(3, 2), (4, 3)]

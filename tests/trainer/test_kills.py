@@ -112,7 +112,10 @@ def recorded(path: Path) -> list[StepRecord]:
     assert reader.cut == 0
 
     def plain(episode: Trajectory) -> Trajectory:
-        turns = (replace(t, timings={}, completion=replace(t.completion, logprobs=())) for t in episode.turns)
+        turns = (
+            replace(t, timings={}, completion=replace(t.completion, logprobs=(0.0,) * len(t.completion.ids)))
+            for t in episode.turns
+        )
         return replace(episode, turns=tuple(turns))
 
     def plain_groups(groups: Sequence[Group]) -> tuple[Group, ...]:

@@ -48,6 +48,7 @@ from trainer.command import MISTAKE
 from trainer.config.load import load_config
 from trainer.data.batches import Batch, Denominators
 from trainer.engines.hf import HFEngine
+from trainer.model.network import words_of
 from trainer.rollout.source import HELD_OUT_SEEDS, Session, draw_tasks, held_out_tasks
 from trainer.run.checkpoint import CheckpointState, list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
@@ -638,10 +639,20 @@ def test_a_checkpoint_of_another_model_is_an_error(whole: Whole, tmp_path: Path)
     shutil.copytree(whole[0], path)
     text = (path / "config.yaml").read_text()
     (path / "config.yaml").write_text(text.replace("hidden_size: 16", "hidden_size: 32"))
-    with pytest.raises(CheckpointError, match=r"does not fit the configured model.*; the section model of "):
+    with pytest.raises(CheckpointError, match=r"does not fit the configured model.*; the sections model and env of "):
         go_on(path)
     with pytest.raises(CheckpointError, match="does not fit the configured model"):
         evaluate_run(path, tasks=2)
+
+
+def test_a_checkpoint_whose_ids_mean_something_else_is_an_error(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many words as before, so that the weights fit: of another environment, or of a later release of it."""
+    monkeypatch.setattr("trainer.model.network.words_of", lambda env: words_of(env)[::-1])
+    said = "ids of the tokenizer mean something else than when the checkpoint was saved"
+    with pytest.raises(CheckpointError, match=rf"{said} .*; the sections model and env of "):
+        go_on(whole[0])
+    with pytest.raises(CheckpointError, match=said):
+        evaluate_run(whole[0], tasks=2)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,16 @@ def test_a_model_that_could_not_be_run_is_refused_before_it_is_loaded(model: Any
         count(config(), model)
 
 
+@pytest.mark.parametrize(
+    "spoilt", [{"num_hidden_layers": 0}, {"head_dim": 3}, {"num_attention_heads": 0}, {"hidden_act": "ours"}]
+)
+def test_a_configuration_by_which_no_network_can_be_run_is_told(spoilt: dict[str, Any]) -> None:
+    model = copy.deepcopy(MODEL)
+    model.__dict__.update(spoilt)
+    with pytest.raises(ConfigError, match=r"no network can be built and run as the model's config\.json says"):
+        count(config(), model)
+
+
 @pytest.mark.parametrize("model", [T5Config(), Gemma3Config()], ids=["t5", "gemma3"])
 def test_what_is_no_causal_language_model_of_text_is_told(model: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
@@ -592,4 +602,4 @@ def test_the_plan_of_a_rank_is_the_published_one_and_near_what_was_measured() ->
         for when, (planned, measured) in zip(phases, rows[name], strict=True):
             assert round(found[when] / 2**20) == int(planned), (name, when)
             # Of little, what a process has beside it is a large part.
-            assert int(planned) == pytest.approx(int(measured), rel=0.15, abs=45), (name, when)
+            assert int(planned) == pytest.approx(int(measured), rel=0.15, abs=25), (name, when)

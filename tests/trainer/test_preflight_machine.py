@@ -79,6 +79,13 @@ def test_a_backend_without_its_package(
         preflight(on_ray)
 
 
+def test_the_backend_of_a_critic_that_training_does_not_have(without: Any) -> None:
+    without("deepspeed")
+    preflight(parse_config(TEXT, ["critic.backend=deepspeed"]))
+    with pytest.raises(MissingExtraError, match=r"critic\.backend"):
+        preflight(parse_config(TEXT, ["critic.backend=deepspeed", "advantage.name=gae"]))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, it can be offloaded from")
 def test_offload_without_a_gpu(no_model: None) -> None:
     config = parse_config(TEXT, ["learner.backend=fsdp2", "learner.cpu_offload=true", "optimizer.name=adamw"])

@@ -77,11 +77,6 @@ def test_truncated_episodes_give_sequences() -> None:
     assert to_sequences(trajectory(turn(), kind="truncated"), group=0)
 
 
-def test_a_missing_logprob_is_an_error() -> None:
-    with pytest.raises(ValueError, match="turn 0 has 2 ids but 1 log-probs"):
-        to_sequences(trajectory(turn((1,), (2, 3), logprobs=(-0.5,))), group=0)
-
-
 def test_sequences_name_their_group_and_member() -> None:
     groups = [group(trajectory(turn(), member=0), trajectory(turn(), member=1)), group(trajectory(turn(), member=4))]
     assert [(r.group, r.member) for r in sequences_of(groups)] == [(0, 0), (0, 1), (1, 4)]

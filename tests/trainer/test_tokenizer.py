@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 import roll_envs
 from roll_envs.errors import ConfigError
@@ -90,7 +92,9 @@ def test_the_first_weights_follow_from_the_seed_alone() -> None:
     assert not torch.equal(first(1), first(2))
 
 
-@pytest.mark.parametrize("damage", ["no folder", "config", "tokenizer", "weights", "template", "layer", "code"])
+@pytest.mark.parametrize(
+    "damage", ["no folder", "config", "tokenizer", "weights", "template", "layer", "code", "numbers"]
+)
 def test_a_folder_that_cannot_be_loaded_is_an_error_of_the_configuration(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +108,10 @@ def test_a_folder_that_cannot_be_loaded_is_an_error_of_the_configuration(
         (folder / "tokenizer.json").write_text("{}")
     if damage == "weights":
         (folder / "model.safetensors").write_bytes(b"short")
+    if damage == "numbers":
+        weights = load_file(folder / "model.safetensors")
+        weights["model.norm.weight"][3] = math.inf
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if damage == "template":
         (folder / "chat_template.jinja").unlink()
     changes = {
@@ -113,7 +121,10 @@ def test_a_folder_that_cannot_be_loaded_is_an_error_of_the_configuration(
     if damage in changes:
         written = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**written, **changes[damage]}))
-    lacks = r" lack 9 of the tensors .*\(model\.layers\.1\." if damage == "layer" else ""
-    with pytest.raises(ConfigError, match=rf"model\.path{':.*' if lacks else ''}{lacks}"):
+    words = {
+        "layer": r": .* lack 9 of the tensors .*\(model\.layers\.1\.",
+        "numbers": r": 1 weights of .* not finite \(model\.norm\.weight\)",
+    }
+    with pytest.raises(ConfigError, match=rf"model\.path{words.get(damage, '')}"):
         load_model(folder)
     assert not asked, "whether to run the folder's code"

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +21,12 @@ from roll_envs.errors import ConfigError, MissingExtraError
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0
 """Longest wait until what listens at the address of a cluster says that it is one."""
-_LOOK_S, _REACH_S, _MISSES = 3.0, 1.0, 4
-"""How often it is looked whether the head of a cluster is there, how long each look waits for it, and how many in a row
-do not find it when it is lost."""
+_LOOK_S, _REACH_S = 3.0, 1.0
+"""How often it is looked whether the head of a cluster is there, and how long each look waits for it."""
+_RECONNECT, _RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
+"""Ray's own variable for how long it waits for a head before it ends this process, and its default."""
+_LEFT_S, _LEAST_S = 45.0, 12.0
+"""How long before that end a head is given up, so that the run can be saved; but not before it was away so long."""
 _OBJECT_STORE_BYTES = 100 << 20
 """Of a cluster that is started here: messages are small."""
 
@@ -108,21 +112,23 @@ def connect(wish: ClusterWish) -> bool:
 @contextlib.contextmanager
 def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
     """Call ``lost``, in another thread, with what to say where the head of the cluster that this process is connected
-    to is lost while the body runs: Ray itself ends the process a minute later, at once.
+    to is lost while the body runs, before Ray itself ends the process, at once: a minute after the loss, or as
+    ``RAY_gcs_rpc_server_reconnect_timeout_s`` says for a head that may come back.
 
     A head that cannot be reached from here to begin with is not watched."""
     address = _head_address()
     if address is None or not _reached(address, _REACH_S):
         yield
         return
-    over = threading.Event()
+    over, waits_s = threading.Event(), max(_LEAST_S, float(os.environ.get(_RECONNECT, _RECONNECT_S)) - _LEFT_S)
 
     def watch() -> None:
-        missed = 0
-        while missed < _MISSES:
+        seen = time.monotonic()
+        while time.monotonic() - seen < waits_s:
             if over.wait(_LOOK_S):
                 return
-            missed = 0 if _reached(address, _REACH_S) else missed + 1
+            if _reached(address, _REACH_S):
+                seen = time.monotonic()
         lost(f"The head of the Ray cluster, {address}, does not answer")
 
     thread = threading.Thread(target=watch, name="ray-head-watch", daemon=True)

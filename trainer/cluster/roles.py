@@ -68,8 +68,9 @@ def role_host(
 
 
 def check_role_backends(config: RunConfig) -> None:
-    """Raise :class:`~roll_envs.errors.MissingExtraError` where a role's backend lacks its package."""
-    for name in ROLES:
+    """Raise :class:`~roll_envs.errors.MissingExtraError` where the backend of a role that there is lacks its
+    package."""
+    for name in (role for role in ROLES if not config.without(role)):
         backend = config.backend_of(name)
         BACKENDS.find(backend).check_package(f"{name}.backend", backend)
 

@@ -68,9 +68,6 @@ def to_sequences(trajectory: Trajectory, *, group: int) -> list[TokenSequence]:
 
     Turns whose completion is empty (aborted requests) contribute nothing. A trajectory that is not ``scored`` (failed
     or cancelled) gives none.
-
-    Raises:
-        ValueError: A completion does not have one log-prob per id.
     """
     if not trajectory.scored:
         return []
@@ -88,8 +85,6 @@ def to_sequences(trajectory: Trajectory, *, group: int) -> list[TokenSequence]:
 def _continued(sequence: TokenSequence, index: int, turn: Turn) -> TokenSequence:
     """``sequence`` with turn ``index``, whose prompt begins with it."""
     said = turn.completion
-    if len(said.ids) != len(said.logprobs):
-        raise ValueError(f"turn {index} has {len(said.ids)} ids but {len(said.logprobs)} log-probs")
     given = turn.prompt_ids[len(sequence) :]  # what the chat template and the environment put before the answer
     return replace(
         sequence,

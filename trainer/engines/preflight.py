@@ -181,7 +181,11 @@ class RemoteSettings(Settings):
         """What stands in the way of servers for a model of Hugging Face configuration ``model``."""
         found = self.quantization_problems()
         if max_tokens > model.max_position_embeddings:
-            found.append(f"engine.max_tokens {max_tokens} is more than the model's {model.max_position_embeddings}")
+            found.append(
+                f"engine.max_tokens {max_tokens} is more than the model's {model.max_position_embeddings}, and servers "
+                "take no more, also where its rotary positions are scaled; lower it, or write what a model that is "
+                "scaled (yarn) reaches as max_position_embeddings into its config.json"
+            )
         if self.weights_folder and not os.path.isdir(self.weights_folder):
             found.append(f"engine.weights_folder '{self.weights_folder}' is no folder of this machine")
         if self.log_file and not Path(self.log_file).parent.is_dir():

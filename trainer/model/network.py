@@ -7,6 +7,7 @@ environment, and the words of the environment's own answers are one token each, 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -197,6 +198,13 @@ def load_model(folder: Path, name: str | None = None) -> LanguageModel:
             f"model.path: the weights of '{name or folder}' lack {len(missing)} of the tensors that its config.json "
             f"describes ({', '.join(missing[:3])}{', ...' * (len(missing) > 3)}), which would begin anew; "
             "download the model again, or give the config.json that belongs to these weights"
+        )
+    # A sum needs no memory beside the weight.
+    if spoilt := [n for n, weight in network.state_dict().items() if not math.isfinite(float(weight.sum()))]:
+        raise ConfigError(
+            f"model.path: {len(spoilt)} weights of '{name or folder}' have numbers that are not finite "
+            f"({', '.join(spoilt[:3])}{', ...' * (len(spoilt) > 3)}); download the model again, or give a checkpoint "
+            "from before it was spoilt"
         )
     return LanguageModel(network=network.train(), tokenizer=tokenizer)
 

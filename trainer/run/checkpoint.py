@@ -35,7 +35,8 @@ import torch
 
 from roll_envs.errors import CheckpointError
 from trainer.learner.snapshot import SavedFiles
-from trainer.model.network import WeightSource, weight_file, write_weights
+from trainer.model.forward import load_weights
+from trainer.model.network import LanguageModel, WeightSource, weight_file, write_weights
 from trainer.run.folder import clean_unfinished, disk_errors, replacing
 
 FORMAT, SHARED_FORMAT = 2, 3
@@ -214,6 +215,24 @@ def _load(folder: Path) -> CheckpointState:
     with _reading(folder, "progress.json") as file:
         progress = json.loads(file.read_bytes())
     return CheckpointState(model=weights.pop("model"), others=weights, files=files, **training, **progress)
+
+
+def vocabulary_of(tokenizer: Any) -> str:
+    """A digest of what each id of ``tokenizer`` means, for ``progress``."""
+    return _digest(tokenizer.get_vocab())
+
+
+def load_policy(state: CheckpointState, model: LanguageModel) -> None:
+    """Give ``model`` the weights of ``state``.
+
+    Raises CheckpointError where they do not fit, or ids of the model's tokenizer mean something else than they did.
+    """
+    if state.progress.get("vocabulary") not in (None, vocabulary_of(model.tokenizer)):  # older ones do not say it
+        raise CheckpointError(
+            "the ids of the tokenizer mean something else than when the checkpoint was saved (one that is built here "
+            "follows from the words of the environments)"
+        )
+    load_weights(model.network, state.model())
 
 
 def latest_good(folder: str | os.PathLike[str], *, before: Path | None = None) -> Path | None:

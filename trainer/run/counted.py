@@ -5,7 +5,8 @@ has no storage (torch's device "meta").
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from roll_envs.errors import ConfigError, RollError
 from trainer.config import RunConfig
 from trainer.config.parts import BACKENDS, part_settings
 from trainer.learner.adapters import AdaptedNetwork
@@ -123,13 +125,29 @@ def _kept(network: Any, longest: int) -> tuple[float, float]:
     return (many - few) / _COUNTED_TOKENS, max(0.0, 2 * few - many)
 
 
+@contextmanager
+def _of_others() -> Iterator[None]:
+    """Building and running a network of a library, by a ``config.json`` that may not make sense."""
+    try:
+        yield
+    except RollError:
+        raise
+    except Exception as error:  # of many kinds: sizes of 0, widths that do not fit, a function that is not known
+        raise ConfigError(
+            f"model.path: no network can be built and run as the model's config.json says ({type(error).__name__}: "
+            f"{error}); download the model again, or correct its config.json"
+        ) from error
+
+
 def count(config: RunConfig, model: Any) -> Counted:
     """Count a model of Hugging Face configuration ``model`` as the learner of ``config`` will hold it. Raises
     :class:`ConfigError` for one that learner and built-in engine cannot run: no weight is loaded yet."""
     settings = config.learner
     dtype = DTYPES[getattr(settings, "precision", "float32")]
-    with torch.device("meta"):
+    with _of_others(), torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(model)
+        if min(model.num_hidden_layers, model.vocab_size) < 1:
+            raise ValueError(f"it has {model.num_hidden_layers} layers and {model.vocab_size} ids")
     use_packed_attention(plain)
     head_of(plain)
     critic = None if config.without("critic") else copy.deepcopy(plain).eval()
@@ -152,8 +170,9 @@ def count(config: RunConfig, model: Any) -> Counted:
         optimizer.step()
         state += sum(x.nbytes for of in optimizer.state.values() for x in of.values() if torch.is_tensor(x))
     experts = sum(p.numel() for name, p in plain.named_parameters() if ".experts." in name)
-    kept, kept_once = _kept(network, config.engine.max_tokens)
-    critic_kept, critic_kept_once = (0.0, 0.0) if critic is None else _kept(critic, config.engine.max_tokens)
+    with _of_others():
+        kept, kept_once = _kept(network, config.engine.max_tokens)
+        critic_kept, critic_kept_once = (0.0, 0.0) if critic is None else _kept(critic, config.engine.max_tokens)
     width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head = plain.get_output_embeddings().weight

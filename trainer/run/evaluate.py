@@ -14,9 +14,9 @@ from roll_envs.errors import RollError
 from roll_envs.types import Trajectory
 from trainer.config import EnvConfig, PlacementConfig, RunConfig
 from trainer.data.metrics import wilson_interval
-from trainer.model.forward import load_weights, weights_of
+from trainer.model.forward import weights_of
 from trainer.rollout.source import Session
-from trainer.run.checkpoint import load_checkpoint, versions
+from trainer.run.checkpoint import load_checkpoint, load_policy, versions
 from trainer.run.folder import RunFolder
 from trainer.run.preflight import check_evaluation
 
@@ -121,7 +121,7 @@ def evaluate_run(
         Session(folder.config, temperature=temperature, seed=seed, plays=False) as built,
         Session(config, temperature=temperature, seed=seed, model=built.model) as session,
     ):
-        load_weights(session.model.network, state.model())
+        load_policy(state, session.model)
         session.engine.update_weights(weights_of(session.model.network), state.version)
         step = int(state.progress["steps"])
         result, _ = play_evaluation(session, f"{config.environment_words} at step {step}", tasks=tasks, step=step)

@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 
 from roll_envs.errors import RollError
-from trainer.model.forward import load_weights
 from trainer.model.network import save_model
 from trainer.rollout.source import Session
-from trainer.run.checkpoint import load_checkpoint
+from trainer.run.checkpoint import load_checkpoint, load_policy
 from trainer.run.folder import RunFolder, disk_errors, replacing
 
 
@@ -28,7 +27,7 @@ def export_model(path: str | os.PathLike[str], target: str | os.PathLike[str]) -
         config = run.config
     state = load_checkpoint(path)
     with Session(config, plays=False) as session:
-        load_weights(session.model.network, state.model())
+        load_policy(state, session.model)
         with disk_errors(folder), replacing(folder) as unfinished:
             save_model(session.model, unfinished)
     return int(state.progress["steps"])

@@ -40,8 +40,10 @@ from trainer.run.checkpoint import (
     latest_good,
     load_checkpoint,
     load_newest,
+    load_policy,
     restore_random,
     set_aside_after,
+    vocabulary_of,
 )
 from trainer.run.evaluate import PhaseResult, evaluation_metrics, play_evaluation, summary
 from trainer.run.folder import RunFolder, read_metrics
@@ -140,10 +142,10 @@ def _resume(folder: RunFolder, report: Report, steps: int | None, checkpoint: Pa
     config = folder.config.model_copy(update={"steps": target})
     with Session(config) as session, LearnerRanks(config) as ranks, Interrupts() as interrupts:
         try:
-            load_weights(session.model.network, state.model())
+            load_policy(state, session.model)
         except CheckpointError as error:
             raise CheckpointError(
-                f"{error}; the section model of {folder.path / 'config.yaml'} must be what the run began with"
+                f"{error}; the sections model and env of {folder.path / 'config.yaml'} must be what the run began with"
             ) from error
 
         def begin() -> _Run:
@@ -212,7 +214,7 @@ class _Run:
         self.recorder = Recorder(folder, report.say)
         self.saver = Saver(folder.checkpoints_path, session.config.checkpoint, ranks)
         self.parts = self._begin_phase()
-        self._engine_version = -1
+        self._vocabulary, self._engine_version = vocabulary_of(session.model.tokenizer), -1
         self._saved_at: tuple[int, int, int] | None = None
         self.damaged = 0
         """Checkpoints that were, in place of which an earlier one was loaded."""
@@ -432,6 +434,7 @@ class _Run:
                 **counters.ledger.save(),
                 "mix": self.session.mix.save(),
                 "algorithm": self.parts.state.to_dict(),
+                "vocabulary": self._vocabulary,
             },
         )
         with self.interrupts.whole():

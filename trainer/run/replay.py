@@ -15,10 +15,9 @@ from roll_envs.tools.env import ToolEnv
 from roll_envs.types import Metrics, Task, Trajectory
 from roll_envs.verifiers import Score, Verdict, Verifier, as_verifier, close_verifier, judge
 from trainer.config.load import load_config
-from trainer.model.forward import load_weights
 from trainer.rollout.source import Session
 from trainer.rollout.stream import RecordReader
-from trainer.run.checkpoint import latest_before, load_checkpoint
+from trainer.run.checkpoint import latest_before, load_checkpoint, load_policy
 from trainer.run.folder import RunFolder, read_metrics
 from trainer.run.loop import TRAIN, load_parts
 from trainer.run.update import begin_phase, refresh_reference, update
@@ -56,7 +55,7 @@ def replay(path: str | os.PathLike[str], step: int, overrides: Sequence[str] = (
     reader = RecordReader(folder.stream_path)
     recorded = {line["step"]: line for line in read_metrics(folder.path, TRAIN)}
     with Session(config, plays=False) as session:
-        load_weights(session.model.network, state.model())
+        load_policy(state, session.model)
         parts = load_parts(begin_phase(session, warm_start=False), state)
         for number in range(int(state.progress["steps"]) + 1, step + 1):
             record = reader.find(TRAIN, number)
