@@ -199,8 +199,9 @@ def load_model(folder: Path, name: str | None = None) -> LanguageModel:
             f"describes ({', '.join(missing[:3])}{', ...' * (len(missing) > 3)}), which would begin anew; "
             "download the model again, or give the config.json that belongs to these weights"
         )
-    # A sum needs no memory beside the weight.
-    if spoilt := [n for n, weight in network.state_dict().items() if not math.isfinite(float(weight.sum()))]:
+    # A sum needs no memory beside the weight; in half precision it might be too large itself.
+    sums = {n: float(weight.sum(dtype=torch.float64)) for n, weight in network.state_dict().items()}
+    if spoilt := [n for n, total in sums.items() if not math.isfinite(total)]:
         raise ConfigError(
             f"model.path: {len(spoilt)} weights of '{name or folder}' have numbers that are not finite "
             f"({', '.join(spoilt[:3])}{', ...' * (len(spoilt) > 3)}); download the model again, or give a checkpoint "
