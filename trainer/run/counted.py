@@ -7,13 +7,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from trainer.config import RunConfig
+from trainer.config import OptimizerConfig, RunConfig
 from trainer.config.parts import BACKENDS, part_settings
 from trainer.learner.adapters import AdaptedNetwork
 from trainer.learner.gradients import DTYPES, MasterWeights, cast_weights
@@ -123,28 +123,59 @@ def _kept(network: Any, longest: int) -> tuple[float, float]:
     return (many - few) / _COUNTED_TOKENS, max(0.0, 2 * few - many)
 
 
+class _Held(NamedTuple):
+    """What decides how a learner holds a model."""
+
+    precision: str
+    lora_rank: int
+    lora_targets: tuple[str, ...]
+    rounds: bool
+    """Trained weights are rounded copies of their masters."""
+    optimizer: OptimizerConfig
+    longest: int
+    critic: bool
+
+
+_known: dict[tuple[str, str], Counted] = {}
+"""What was counted, by the model and how it is held: a pass on "meta" takes a second, and plans are made in rows."""
+
+
 def count(config: RunConfig, model: Any) -> Counted:
     """Count a model of Hugging Face configuration ``model`` as the learner of ``config`` will hold it. Raises
     :class:`ConfigError` for one that learner and built-in engine cannot run: no weight is loaded yet."""
-    settings = config.learner
-    dtype = DTYPES[getattr(settings, "precision", "float32")]
+    settings, backend = config.learner, BACKENDS.find(config.learner.backend)
+    held = _Held(
+        precision=getattr(settings, "precision", "float32"),
+        lora_rank=int(getattr(settings, "lora_rank", 0)),
+        lora_targets=tuple(getattr(settings, "lora_targets", ())),
+        rounds=backend.shares(part_settings(settings, backend), config.placement.learner.ranks).rounds,
+        optimizer=config.optimizer,
+        longest=config.engine.max_tokens,
+        critic=not config.without("critic"),
+    )
+    key = repr(held), f"{type(model)} {model.to_json_string(use_diff=False)}"
+    if key not in _known:
+        _known[key] = _count(held, model)
+    return _known[key]
+
+
+def _count(how: _Held, model: Any) -> Counted:
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(model)
     use_packed_attention(plain)
     head_of(plain)
-    critic = None if config.without("critic") else copy.deepcopy(plain).eval()
-    plain = cast_weights(plain.eval(), dtype)
-    network, rank = plain, int(getattr(settings, "lora_rank", 0))
-    if rank:
-        targets = getattr(settings, "lora_targets", ())
-        network = AdaptedNetwork(plain, rank=rank, alpha=1.0, targets=targets).network
+    critic = copy.deepcopy(plain).eval() if how.critic else None
+    plain = cast_weights(plain.eval(), DTYPES[how.precision])
+    network = plain
+    if how.lora_rank:
+        network = AdaptedNetwork(plain, rank=how.lora_rank, alpha=1.0, targets=how.lora_targets).network
     trained = [p for p in network.parameters() if p.requires_grad]
     masters = MasterWeights(trained)
-    held, backend = [*plain.parameters(), *network.parameters()], BACKENDS.find(settings.backend)
-    if backend.shares(part_settings(settings, backend), config.placement.learner.ranks).rounds:
+    held = [*plain.parameters(), *network.parameters()]
+    if how.rounds:
         rounded = {id(p) for p, v in zip(trained, masters.values, strict=True) if p is not v}
         held = [p for p in network.parameters() if id(p) not in rounded]
-    optimizers = make_optimizers(config.optimizer, trained_weights(network, masters.values))
+    optimizers = make_optimizers(how.optimizer, trained_weights(network, masters.values))
     for value in masters.values:
         value.grad = torch.empty_like(value)
     state = 0
@@ -152,8 +183,8 @@ def count(config: RunConfig, model: Any) -> Counted:
         optimizer.step()
         state += sum(x.nbytes for of in optimizer.state.values() for x in of.values() if torch.is_tensor(x))
     experts = sum(p.numel() for name, p in plain.named_parameters() if ".experts." in name)
-    kept, kept_once = _kept(network, config.engine.max_tokens)
-    critic_kept, critic_kept_once = (0.0, 0.0) if critic is None else _kept(critic, config.engine.max_tokens)
+    kept, kept_once = _kept(network, how.longest)
+    critic_kept, critic_kept_once = (0.0, 0.0) if critic is None else _kept(critic, how.longest)
     width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head = plain.get_output_embeddings().weight
