@@ -14,8 +14,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-# How long an example takes says more about the machine than about the code.
-hypothesis.settings.register_profile("here", deadline=None)
+# How long an example takes says more about the machine than about the code. Each run draws others.
+hypothesis.settings.register_profile("here", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("here")
 
 # A shell starts what it puts into the background with Ctrl-C ignored, and child processes inherit that.

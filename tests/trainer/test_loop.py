@@ -459,7 +459,12 @@ def remembering(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("phase", "step", "where"),
-    [("train", 1, "after log"), ("train", 2, "in update"), ("train", 3, "in save"), ("evaluation", 2, "after log")],
+    [
+        pytest.param("train", 1, "after log", marks=pytest.mark.slow),
+        ("train", 2, "in update"),
+        pytest.param("train", 3, "in save", marks=pytest.mark.slow),
+        ("evaluation", 2, "after log"),
+    ],
 )
 def test_all_that_an_algorithm_remembers_goes_on_the_same(
     remembering: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, step: int, where: str
