@@ -53,7 +53,7 @@ class _Environments(Registry[EnvironmentCard]):
         return super().__contains__(name) or name in providers.provided()
 
     def _is_provided(self, name: str) -> bool:
-        return name in providers.provided() and not super().__contains__(name)
+        return not super().__contains__(name) and name in providers.provided()  # in this order: the latter imports
 
     def source(self, name: str) -> str:
         return providers.source_of(name) if self._is_provided(name) else super().source(name)

@@ -40,9 +40,11 @@ class Settings(BaseModel):
     (``Field(0.2, ge=0)``). A part without settings of its own uses this class as it is.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+# For classes derived from it: it has no fields, and to look for their docstrings takes a third of this import.
+Settings.model_config["use_attribute_docstrings"] = True
 
 
 def description_and_origin(field: FieldInfo) -> tuple[str, str]:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.util
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
-# How long an example takes says more about the machine than about the code.
-hypothesis.settings.register_profile("here", deadline=None)
+# How long an example takes says more about the machine than about the code. Each run draws others.
+hypothesis.settings.register_profile("here", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("here")
 
 # A shell starts what it puts into the background with Ctrl-C ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nearly all that is made meanwhile stays: modules and tests, among which garbage is looked for in vain."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -82,6 +82,9 @@ def decode_length(byte: int) -> int:
     return _EXACT_LENGTHS + (bits if shift == 0 else (bits | 8) << (shift - 1))
 
 
+_LENGTHS = np.array([decode_length(byte) for byte in range(256)], dtype=np.float32)
+
+
 def idf(doc_count: int, doc_freq: int) -> np.float32:
     """Inverse document frequency: ``log(1 + (doc_count - doc_freq + 0.5) / (doc_freq + 0.5))``."""
     return np.float32(math.log(1 + (doc_count - doc_freq + 0.5) / (doc_freq + 0.5)))
@@ -90,8 +93,7 @@ def idf(doc_count: int, doc_freq: int) -> np.float32:
 def length_factors(mean_length: float) -> npt.NDArray[np.float32]:
     """For each of the 256 length bytes ``1 / (k1 * (1 - b + b * length / mean_length))``, rounded as Lucene's."""
     one = np.float32(1)
-    lengths = np.array([decode_length(byte) for byte in range(256)], dtype=np.float32)
-    return one / (K1 * ((one - B) + B * lengths / np.float32(mean_length)))
+    return one / (K1 * ((one - B) + B * _LENGTHS / np.float32(mean_length)))
 
 
 def term_weights(query: str) -> dict[str, int]:

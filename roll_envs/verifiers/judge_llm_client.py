@@ -126,7 +126,9 @@ class Endpoint:
         if self._loop is not loop:  # the first, or one after close() or a fork, where connections are the parent's
             self._loop, self._slots = loop, asyncio.Semaphore(self.concurrency)
             limits = httpx.Limits(max_connections=self.concurrency)
-            self._http = httpx.AsyncClient(timeout=self.try_s, limits=limits, follow_redirects=False)
+            # Loading the certificates of all authorities takes longer than a request.
+            verify = not self.url.startswith("http:")
+            self._http = httpx.AsyncClient(timeout=self.try_s, limits=limits, follow_redirects=False, verify=verify)
         slots = self._slots
         try:
             async with asyncio.timeout(self.queue_s):

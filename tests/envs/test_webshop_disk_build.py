@@ -200,7 +200,7 @@ def test_a_killed_build_leaves_no_process_and_goes_on(data: Path, built: Path, t
     kills = 0
     while not out.exists():
         process = subprocess.Popen([sys.executable, "-c", code, str(data), str(out)], stderr=subprocess.PIPE)
-        deadline = time.monotonic() + rng.uniform(0.1, 0.6) + 0.3 * kills
+        deadline = time.monotonic() + rng.uniform(0.1, 0.6) + 0.6 * kills
         while process.poll() is None and time.monotonic() < deadline:
             workers.update(children(process.pid))
             time.sleep(0.02)

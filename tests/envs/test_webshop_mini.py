@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import pytest
 
+from envs.webshop import mini
 from envs.webshop.goals import split_range
 from envs.webshop.mini import ACTIONS, WebShopMiniEnv
 from envs.webshop.mini_catalogue import KINDS, NUM_GOALS, mini_catalogue, mini_words
@@ -16,6 +18,14 @@ from roll_envs.errors import ConfigError
 
 Player = Callable[[str, list[str], dict[str, Any]], str]
 """Observation, what can be done, notes of the episode -> action. Players see what a policy sees, and nothing else."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shops() -> Iterator[None]:
+    """Each is made once: most of these tests play the 500 of the test split."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mini, "mini_catalogue", lru_cache(maxsize=1000)(mini_catalogue.__wrapped__))
+        yield
 
 
 def success(player: Player, seeds: Iterable[int] = range(200), split: str = "test", seed: int = 0) -> float:
@@ -107,13 +117,22 @@ def test_a_player_that_leaves_something_out_fails_more_than_half_the_time(player
     assert success(player, range(500)) <= 0.5
 
 
-@pytest.mark.parametrize("known", [slice(1, 4), slice(1, 6), slice(1, 8), slice(3, 4)])
-def test_a_player_that_remembers_the_train_split_is_lost(known: slice) -> None:
-    """It goes to the place where what was wanted in the same words stood, and does not look at the rows."""
-    env, places = WebShopMiniEnv(action_format="word"), {}
+@pytest.fixture(scope="module")
+def trained() -> list[tuple[list[str], list[str]]]:
+    """Wishes of the train split, and the clicks that lead to the place of what was wanted."""
+    env, found = WebShopMiniEnv(action_format="word"), []
     for number in range(2_000):
         wish = env.reset(seed=number, options={"split": "train"})[0].split("\n")[0].split()
-        places[tuple(wish[known])] = [a for a in env.oracle() or () if a[6:-1] in ("next", *"1234")]
+        found.append((wish, [a for a in env.oracle() or () if a[6:-1] in ("next", *"1234")]))
+    return found
+
+
+@pytest.mark.parametrize("known", [slice(1, 4), slice(1, 6), slice(1, 8), slice(3, 4)])
+def test_a_player_that_remembers_the_train_split_is_lost(
+    known: slice, trained: list[tuple[list[str], list[str]]]
+) -> None:
+    """It goes to the place where what was wanted in the same words stood, and does not look at the rows."""
+    places = {tuple(wish[known]): way for wish, way in trained}
 
     def play(shown: str, legal: list[str], notes: dict[str, Any]) -> str:
         wanted = shown.split("\n")[0].split()

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import pickle
 import random
 import re
 import signal
@@ -29,7 +30,9 @@ from counter_shop import CounterShop
 
 from envs.sokoban.env import SokobanEnv
 from roll_envs import AnyText, ConfigError, EnvironmentCard
-from roll_envs.testing import COUNTER_CARD, CounterEnv
+from roll_envs.testing import COUNTER_CARD, CheckResult, CounterEnv
+from roll_envs.testing.process import Request
+from roll_envs.testing.table import apply
 
 
 class Fault(NamedTuple):
@@ -1293,3 +1296,24 @@ FAULTS = (
     Fault("reward_range", CounterEnv, "mend it", replace(COUNTER_CARD, reward_range=(-0.3, 0.9))),
     Fault("reward_range", CounterEnv, "must be below the highest", replace(COUNTER_CARD, reward_range=(1.0, 1.0))),
 )
+
+
+def judged(fault: Fault, folder: Path) -> CheckResult:
+    """What the rule says in a copy of this process, which has a session of its own, works in ``folder`` and ends."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setsid()
+            os.chdir(folder)
+            request = Request(
+                target=fault.env, kwargs={}, card=fault.card, known=None, seeds=tuple(range(6)), rules=(fault.rule,),
+                timeout_s=60.0,
+            )  # fmt: skip
+            os.write(writer, pickle.dumps(apply(fault.rule, request.subject())))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(pid, 0)
+    with open(reader, "rb") as pipe:
+        return pickle.loads(os.read(pipe.fileno(), 1 << 16))  # type: ignore[no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import random
 import re
@@ -11,13 +12,16 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
+import faulty_envs
 import gymnasium
 import numpy as np
 import pytest
-from faulty_envs import FAULTS, Fault
+from faulty_envs import FAULTS, Fault, judged
 
 import roll_envs
 from roll_envs import ConfigError
@@ -27,13 +31,23 @@ from roll_envs.testing import COUNTER_CARD, RULES, CounterEnv, EchoEnv, check_en
 SEEDS = (0, 1, 2)
 
 
+@pytest.fixture(scope="module")
+def copied() -> Iterator[Pool]:
+    """A process that has loaded the environments, and copies itself for each: check_env starts one anew for each."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.rule}-{f.env.__name__}")
-def test_a_rule_catches_its_fault(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COUNTER_TURN", "")  # so that it is put back
-    report = check_env(fault.env, seeds=range(6), rules=[fault.rule], card=fault.card)
-    assert [r.status for r in report.results] == ["fail"]
-    assert fault.says in report.results[0].detail
+def test_a_rule_catches_its_fault(fault: Fault, copied: Pool, tmp_path: Path) -> None:
+    found = copied.apply(judged, (fault, tmp_path))
+    assert found.status == "fail"
+    assert fault.says in found.detail
+
+
+def test_a_report_with_a_fault_is_not_ok() -> None:
+    report = check_env(faulty_envs.UsesHash, seeds=SEEDS, rules=["info", "processes"])
+    assert [r.status for r in report.results] == ["pass", "fail"]
     assert not report.ok
 
 

@@ -176,8 +176,8 @@ def test_operations_that_wait_are_done_at_the_same_time(one: EnvWorkers, action:
 @pytest.mark.parametrize("action", ["sleep 1", "compute 1"])
 def test_an_operation_waits_a_moment_for_a_slow_one(action: str) -> None:
     """Another thread begins when one operation takes longer than 50 ms, whether it waits or computes."""
-    waits = []
-    for _ in range(3):  # the best of some, for a machine that is busy
+    waits = [1.0]
+    while min(waits) >= 0.5 and len(waits) < 4:  # the best of three, for a machine that is busy
         host = EnvHost()
         for slot in range(2):
             host.put(pickle.dumps([(slot, slot, "make", (OBEDIENT, pickle.dumps({})))]))

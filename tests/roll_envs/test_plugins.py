@@ -23,7 +23,7 @@ def test_a_package_is_found_but_not_imported_until_it_is_made(tmp_path: Path) ->
         "import sys, gymnasium, roll_envs\n"
         "assert 'good/Game-v0' in gymnasium.registry and 'good_game' not in sys.modules\n"
         "gymnasium.make('good/Game-v0').reset(seed=1)\n"
-        "assert 'good_game' in sys.modules\n"
+        "assert 'good_game' in sys.modules and 'roll_envs.providers.words' not in sys.modules\n"
         "print(*(e.source for e in roll_envs.environments() if e.id == 'good/Game-v0'))"
     )
     assert run_python(program, tmp_path).strip() == "good-game 1.0"

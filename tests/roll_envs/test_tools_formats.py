@@ -472,7 +472,7 @@ HOSTILE |= {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_megabyte_is_read_in_time(what: str) -> None:
+def test_hostile_text_is_read_in_time(what: str) -> None:
     piece = HOSTILE[what]
     endings = ("", "<tool_call>{}</tool_call>")
     for start in (
@@ -484,8 +484,8 @@ def test_a_hostile_megabyte_is_read_in_time(what: str) -> None:
         "```tool\n",
         '{"tool_calls":',
     ):
-        text = start + piece * (1_000_000 // len(piece)) + endings[len(start) % 2]
+        text = start + piece * (250_000 // len(piece)) + endings[len(start) % 2]
         for name, form in TOOL_FORMATS.items():
             started = time.process_time()
             form.parse(text, SPECS)
-            assert time.process_time() - started < 1.0, (name, start)
+            assert time.process_time() - started < 0.25, (name, start)

@@ -200,11 +200,11 @@ def test_programs_may_take_usual_names_and_futures_for_granted(plain: PlainSandb
     assert judged(plain, future, tests | {"prefix": "def add(a, b): return a + b"}).passed
 
 
-@pytest.mark.parametrize("answer", ["```" + " " * 300_000 + "`", "~" * 300_000 + "`", "```\n```\n" * 100_000])
+@pytest.mark.parametrize("answer", ["```" + " " * 75_000 + "`", "~" * 75_000 + "`", "```\n```\n" * 25_000])
 def test_fences_do_not_hold_up_the_judge(answer: str) -> None:
     started = time.process_time()
     code_of(answer)
-    assert time.process_time() - started < 5  # spaces took minutes
+    assert time.process_time() - started < 1.25  # spaces took many seconds
 
 
 def test_lines_without_end_do_not_hold_up_the_judge(plain: PlainSandbox) -> None:

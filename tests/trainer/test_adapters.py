@@ -194,7 +194,7 @@ def test_making_adapters_draws_nothing_from_the_global_generator() -> None:
     assert all(torch.equal(one[n], two[n]) for n in one)
 
 
-def test_a_run_with_adapters_resumes_exactly_and_saves_merged_weights(tmp_path: Path) -> None:
+def test_a_run_with_adapters_resumes_exactly_and_saves_merged_weights(tmp_path: Path, no_pictures: None) -> None:
     changes: dict[str, Any] = {
         "learner": {"pack_tokens": 64, "minibatches": 2, "lora_rank": 2, "precision": "bfloat16"},
         "optimizer": {"lr": 2e-2},

@@ -23,6 +23,8 @@ from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import read_metrics
 from trainer.run.replay import replay
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 PROCESSES = {"manager": "process", "workers": 2, "groups_per_step": 3, "group_size": 3, "max_running": 8}
 
 

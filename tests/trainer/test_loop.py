@@ -460,7 +460,12 @@ def remembering(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("phase", "step", "where"),
-    [("train", 1, "after log"), ("train", 2, "in update"), ("train", 3, "in save"), ("evaluation", 2, "after log")],
+    [
+        pytest.param("train", 1, "after log", marks=pytest.mark.slow),
+        ("train", 2, "in update"),
+        pytest.param("train", 3, "in save", marks=pytest.mark.slow),
+        ("evaluation", 2, "after log"),
+    ],
 )
 def test_all_that_an_algorithm_remembers_goes_on_the_same(
     remembering: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, step: int, where: str
@@ -787,6 +792,8 @@ def test_the_loss_of_a_cluster_s_head_ends_a_run_after_a_whole_step(
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.01)
+        monkeypatch.setattr(ray_cluster, "_LEAST_S", 0.05)
+        monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "30")
         monkeypatch.setattr(ray_cluster, "_head_address", lambda: address)
         monkeypatch.setattr(trainer.run.loop, "update", lost)
         with pytest.raises(KeyboardInterrupt):
