@@ -280,7 +280,9 @@ async def _fetch(address: str, timeout_s: float) -> bytes:
     async with (
         asyncio.timeout(timeout_s),
         # Loading the certificates of all authorities takes longer than the rest of making an environment.
-        httpx.AsyncClient(timeout=None, trust_env=not _is_here(address), verify=address.startswith("https:")) as client,
+        httpx.AsyncClient(
+            timeout=None, trust_env=not _is_here(address), verify=not address.startswith("http:")
+        ) as client,
         client.stream("GET", address) as reply,
     ):
         reply.raise_for_status()
