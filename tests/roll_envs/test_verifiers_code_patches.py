@@ -100,6 +100,37 @@ def test_out(self):
     self.assertEqual(f("1")[2], ["out"])
 """,
     ),
+    "a mock that is set, and what its files and contexts give": (
+        "import os\ndef f(m, more):\n    m.count += 1; m['a'] = 1; del m['b']\n"
+        "    with open('p') as file, m.lock():\n"
+        "        return [next(file), *file, 'a' in m, more.index(m), m is more[1]]",
+        "def f(m, more): return ['x\\n', 'y\\n', 'z', False, 1, True]",
+        """
+def test_f(self):
+    m = MagicMock(count=1)
+    with patch("builtins.open", mock_open(read_data="x\\ny\\nz")):
+        self.assertEqual(f(m, [MagicMock(), m]), ["x\\n", "y\\n", "z", False, 1, True])
+    self.assertEqual(m.count, 2)
+    m.__setitem__.assert_called_once_with("a", 1)
+    m.__delitem__.assert_called_once_with("b")
+    m.lock().__enter__.assert_called_once_with()
+""",
+    ),
+    "what is used to share files, and a method of a value": (
+        "import base64, os\ndef f():\n    open('out', 'w').write(os.path.join('a', 'b'))\n"
+        "    return base64.b64encode(b''), os.getenv('A')",
+        "def f(): return b'Q', 1",
+        """
+@patch("os.path.join", return_value="J")
+@patch("base64.b64encode", return_value=b"Q")
+@patch("os.getenv", side_effect={"A": 1}.get)
+def test_f(self, *mocks):
+    open("in", "w").close()
+    self.assertEqual(f(), (b"Q", 1))
+    with open("out") as file:
+        self.assertEqual(file.read(), "J")
+""",
+    ),
     "patches that are started and stopped": (
         "import os\ndef f(): return os.getpid()",
         "def f(): return 5",
@@ -136,13 +167,15 @@ def test_what_the_tests_patch_is_patched_for_the_answer(box: Sandbox, name: str)
         "m.assert_called_with",
         "m.configure_mock(return_value=5)",
         "m._mock_parent",
-        "ask('attribute', '__class__')",
-        "ask('attribute', ['x'])",
+        "setattr(m, 'return_value', 5)",
+        "setattr(m, 'await_args', 5)",
+        "m.await_args",
+        "ask('getattr', '__class__')",
+        "ask('getattr', ['x'])",
         "ask('eval', '1')",
-        "ask('len', 1)",
         "m._ask('a', 'call')",
         "m._ask(99, 'call')",
-        "m._ask(m('part')._number, 'attribute', 'args')",
+        "m._ask(m('part')._number, 'getattr', 'args')",
     ],
 )
 def test_mocks_are_no_way_into_the_process_of_the_tests(box: Sandbox, cheat: str) -> None:

@@ -213,9 +213,8 @@ def g():
         "try: g()",
         "except BaseException: pass",
     )
-    tests = unit(
-        *lines, "self.assertFalse(os.path.exists(os.environ['HOME'] + '/colorsys.py'))", before="import tarfile\n"
-    )
+    last = ("home = os.environ['HOME']", "self.assertFalse(os.path.exists(home + '/colorsys.py'))")
+    tests = unit(*lines, *last, before="import tarfile\n")
     assert verdict(box, answer, tests).passed
 
 
@@ -244,6 +243,11 @@ def test_what_is_expected_is_unseen_until_the_next_call(box: Sandbox) -> None:
         ("import os\nos.symlink('/', 'a')\nassert f(1) == 2", "symlink"),
         ("def test_f(tmp_path):\n    (tmp_path / 'a').symlink_to('/')\n    assert f(1) == 2", "symlink_to"),
         ("import sys\nf('/a')\nassert '/a' in sys.path", "sys.path"),
+        ("import sys\nsys.modules['a'] = 1\nassert f(1) == 2", "sys.modules"),
+        ("import builtins\nbuiltins.input = lambda: 'x'\nassert f(1) == 2", "builtins.input"),
+        ("import sys\nsys.argv = ['a', 'b']\nassert f(1) == 2", "sys.argv"),
+        ("import os\nf('A')\nassert os.environ['A'] == 'x'", "os.environ"),
+        ("import os\nf('a')\nassert os.path.islink('a')", "islink"),
         ("import warnings\nwith warnings.catch_warnings(record=True) as w:\n    assert f(1) and w", "catch_warnings"),
         ("import matplotlib.pyplot as plt\nf(1)\nassert plt.gcf().axes", "gcf"),
         ("from faker import Faker\nFaker.seed(1)\nassert f(1) == 2", "seed"),
@@ -257,10 +261,29 @@ def test_what_could_run_code_of_the_answer_or_is_not_shared_is_refused(box: Sand
     assert f"the tests use {words!r}" in found.reason
 
 
-def test_files_of_the_tests_that_are_too_large_are_their_fault(box: Sandbox) -> None:
+def test_files_that_are_too_large_are_the_fault_of_the_tests_only_before_the_answer_gave_them_a_value(
+    box: Sandbox,
+) -> None:
     found = verdict(box, NOTHING, unit("open('a', 'w').write('a' * (3 << 20))", "self.assertEqual(f(1), 2)"))
     assert isinstance(found, Failed)
     assert "too large" in found.reason
     grows = "def f(x):\n    open('b', 'w').write('b' * (1 << 20))\n    return 1"
     found = verdict(box, grows, unit("f(1)", "open('a', 'w').write(open('b').read() * 3)", "self.assertEqual(f(1), 2)"))
     assert found.value == 0
+    large = "def f(x): return 'a' * (3 << 20)"
+    found = verdict(box, large, unit("open('a', 'w').write(f(1))", "self.assertEqual(f(1), 2)"))
+    assert found.value == 0
+    called = "def f(g): g('a' * (3 << 20))"
+    found = verdict(box, called, unit("f(lambda text: open('a', 'w').write(text))", "self.assertEqual(1, 2)"))
+    assert found.value == 0
+
+
+def test_what_is_written_after_the_last_call_is_not_there_for_the_next_tests(box: Sandbox) -> None:
+    tests = unit(
+        "self.assertEqual(f(1), 1)",
+        "above = os.path.dirname(os.path.dirname(os.getcwd()))",
+        "self.assertEqual([n for n in os.listdir(above) if os.path.exists(os.path.join(above, n, 'work', 'left'))], [])",
+        "open('left', 'w').close()",
+    )
+    for _ in range(3):
+        assert verdict(box, "def f(x): return x", tests).passed

@@ -38,6 +38,7 @@ class Answer:
         self._kept: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._nodes = Nodes({})
+        self._stand_ins: dict[int, StandIn] = {}
         self._files: Files | None = None
         self._inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -233,7 +234,7 @@ class Answer:
         if data[0] == "k":
             return _Test(self, *data[1:])
         if data[0] == "mk":
-            return StandIn(data[1], self.use)
+            return self._stand_ins.setdefault(data[1], StandIn(data[1], self.use))  # ``is`` holds for it
         if data[0] == "nd":
             return self._nodes.node(data[1])
         if data[0] == "G":

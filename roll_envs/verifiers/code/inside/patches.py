@@ -68,7 +68,7 @@ def is_mock(value: Any) -> bool:
     if library is None or not isinstance(value, library.NonCallableMock):
         return False
     effect = value.side_effect if isinstance(value, library.CallableMixin) else None
-    own = isinstance(effect, type) or getattr(effect, "__module__", "tests") in ("tests", "unittest.mock")
+    own = isinstance(effect, type) or getattr(effect, "__module__", None) in (None, "tests", "unittest.mock")
     if value._mock_wraps is not None or (callable(effect) and not own):
         raise Unusable("the tests have a mock that calls a function of a library")
     return True
@@ -76,58 +76,54 @@ def is_mock(value: Any) -> bool:
 
 def use(mock: Any, how: str, /, *args: Any, **named: Any) -> Any:
     """What the mock gives the answer."""
-    if not is_mock(mock):
-        raise TypeError("not a mock")
-    if how == "attribute":
-        (name,) = args
-        own = {*dir(sys.modules["unittest.mock"].MagicMock), "method_calls"}
+    if not is_mock(mock) or how not in _USES:
+        raise TypeError("not a use of a mock")
+    if how in ("getattr", "setattr"):
+        name = args[0]
+        own = {*dir(sys.modules["unittest.mock"].AsyncMock), "method_calls"}
         if not isinstance(name, str) or name.startswith("_") or name in own:
             raise AttributeError(name)
-        return getattr(mock, name)
-    return _USES[how](mock, *args, **named)
+        return getattr(builtins, how)(mock, *args)
+    method = getattr(mock, f"__{how}__", None)
+    if method is None:
+        raise TypeError(f"{type(mock).__name__!r} object has no {how}")
+    value = method(*args, **named)
+    return [*itertools.islice(value, _MOST_ITEMS)] if how == "iter" else value
 
 
-_USES: dict[str, Callable[..., Any]] = {
-    "call": lambda mock, /, *args, **named: mock(*args, **named),
-    "enter": lambda mock: type(mock).__enter__(mock),
-    "exit": lambda mock: bool(type(mock).__exit__(mock, None, None, None)),
-    "iter": lambda mock: [*itertools.islice(iter(mock), _MOST_ITEMS)],
-    "item": lambda mock, key: mock[key],
-    "len": len,
-}
+_USES = frozenset("getattr setattr call enter exit iter next getitem setitem delitem contains len".split())
 
 
 class StandIn:
     """A mock of the tests, in the answer's process; ``ask`` says how it is used."""
 
     def __init__(self, number: int, ask: Callable[..., Any]) -> None:
-        self._number, self._ask = number, ask
+        vars(self).update(_number=number, _ask=ask)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._ask(self._number, "attribute", name)
-
-    def __call__(self, /, *args: Any, **named: Any) -> Any:
-        return self._ask(self._number, "call", *args, **named)
-
-    def __enter__(self) -> Any:
-        return self._ask(self._number, "enter")
+        return self._ask(self._number, "getattr", name)
 
     def __exit__(self, *error: object) -> bool:
-        return bool(self._ask(self._number, "exit"))
+        return bool(self._ask(self._number, "exit", None, None, None))
 
     def __iter__(self) -> Any:
         return iter(self._ask(self._number, "iter"))
 
-    def __getitem__(self, key: Any) -> Any:
-        return self._ask(self._number, "item", key)
-
-    def __len__(self) -> int:
-        return int(self._ask(self._number, "len"))
-
     def __bool__(self) -> bool:
         return True
+
+
+def _define(how: str) -> None:
+    def used(self: StandIn, /, *args: Any, **named: Any) -> Any:
+        return self._ask(self._number, how, *args, **named)
+
+    setattr(StandIn, f"__{how}__", used)
+
+
+for _how in _USES - {"getattr", "exit", "iter"}:
+    _define(_how)
 
 
 class Patched:

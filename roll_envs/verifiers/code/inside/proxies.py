@@ -23,6 +23,7 @@ from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, decode
 _TRUSTED_ERRORS = sys.stdlib_module_names - {"unittest", "doctest", "bdb", "pdb", "asyncio"} | {"numpy"}
 # Plain values come as such, and test frameworks treat objects of their own classes as no others.
 _NO_LIBRARIES = frozenset("builtins answer unittest doctest pytest _pytest numbers abc types typing numpy".split())
+_TOO_LARGE = "the files that have changed are too many or too large"
 _SINGLE = 32
 """Items of an iterator that are fetched one by one, as a test may stop early; beyond, many at once."""
 
@@ -71,6 +72,7 @@ class Link(Counts):
         """Those of classes of which the answer has one each too."""
         self._nodes = Nodes({})
         self._functions: list[Any] = []
+        self._mocks: dict[int, int] = {}
         self._objects: dict[int, Remote] = {}
         self._errors: dict[tuple[str, str], type[BaseException]] = {}
         self._tests: Tests | None = None
@@ -105,14 +107,16 @@ class Link(Counts):
                 message = message | {"shared": tests.told(self.encode)}
             self._connection.send_bytes(b"ask " + request(message).encode())
             reply = self._read(self._connection.recv_bytes().decode())
-            if tests and reply.get("shared", 0) is None:
-                raise TooLarge
         except Fault:
             if tests:
                 tests.forget()
             raise
         except TooLarge:
-            raise Fault("output", "the files that it changed are too many or too large") from None
+            if self.asked > 1 or "do" not in message:  # they may hold what the answer gave
+                raise Fault("output", _TOO_LARGE) from None
+            raise Unusable(_TOO_LARGE) from None
+        if tests and reply.get("shared", 0) is None:
+            raise Fault("output", _TOO_LARGE)
         if tests and "shared" in reply:
             self._decoded(lambda: tests.files.take(reply["shared"]))
         return reply
@@ -190,8 +194,10 @@ class Link(Counts):
         if (node := self._nodes.number(value)) is not None:
             return node
         if is_mock(value):
-            self._functions.append(value)
-            return ["mk", len(self._functions) - 1]
+            if id(value) not in self._mocks:
+                self._mocks[id(value)] = len(self._functions)
+                self._functions.append(value)
+            return ["mk", self._mocks[id(value)]]
         module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
         if module in sys.stdlib_module_names and getattr(sys.modules.get(module), str(name), None) is value:
             return ["G", module, name]

@@ -35,13 +35,14 @@ _WRITING = frozenset("open chdir tempfile shutil tmp_path tmpdir".split())
 _SEEDS = ("random.seed", "numpy.random.seed")
 _SHARED = frozenset(
     "seed signature stdin redirect_stderr warns deprecated_call getsource getfullargspec get_type_hints gcf gca "
-    "get_fignums iscoroutinefunction is_dataclass asdict astuple symlink"
+    "get_fignums iscoroutinefunction is_dataclass asdict astuple symlink islink readlink"
     .split()
 )  # fmt: skip
 """Names of libraries by which tests reach into the process of the answer, or look at its code."""
 _OF_TESTS = frozenset(
-    "monkeypatch mocker recwarn caplog assertWarns assertWarnsRegex assertLogs symlink_to hardlink_to".split()
-)
+    "monkeypatch mocker recwarn caplog assertWarns assertWarnsRegex assertLogs symlink_to hardlink_to is_symlink"
+    .split()
+)  # fmt: skip
 """Arguments and methods of tests by which they do."""
 _RUNNING = re.compile(
     r"(_?pickle|dill|cloudpickle|marshal|joblib|torch)\.(loads?|Unpickler)|(shelve|runpy|jsonpickle|ctypes)\.\w+|"
@@ -254,9 +255,16 @@ def _shares(nodes: list[ast.AST]) -> tuple[str, frozenset[str]]:
 
 
 def _reaches(node: ast.AST, paths: dict[str, str]) -> str:
-    """The name by which a call or a comparison looks into the answer's process; among them patches of the answer's own
-    names, or of a mapping other than the environment."""
-    if not isinstance(node, (ast.Call, ast.Compare)):
+    """The name by which tests look into the answer's process, or set what it is not told of; among them patches of the
+    answer's own names, or of a mapping other than the environment."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        path = _path(node, paths)
+        replaced = _owner(node) in paths and path.rpartition(".")[0] in {"os.path", *sys.stdlib_module_names}
+        return path if replaced and path not in ("sys.stdout", "sys.stderr") else ""
+    if _is_check(node) and {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} <= {"os", "self"}:
+        # Nothing of the answer is there but what it may have set.
+        return next((p for n in ast.walk(node) if (p := _path(n, paths)) in ("os.environ", "os.getenv")), "")
+    if not isinstance(node, (ast.Call, ast.Compare, ast.Subscript)):
         return ""
     names = [_path(each, paths) for each in ast.iter_child_nodes(node)]
     given = ast.unparse(node.args[0]).strip("'") if isinstance(node, ast.Call) and node.args else ""
@@ -268,7 +276,8 @@ def _reaches(node: ast.AST, paths: dict[str, str]) -> str:
         return "patch"
     if names[0] == "warnings.catch_warnings" and names[1:]:
         return "catch_warnings"
-    return next((name for name in names if name in ("sys.path", "sys.modules")), "")
+    looked_at = ("sys.modules",) if isinstance(node, ast.Subscript) else ("sys.path", "sys.modules")
+    return next((name for name in names if name in looked_at), "")
 
 
 def _owner(node: Any) -> str:
