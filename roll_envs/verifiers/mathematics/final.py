@@ -42,6 +42,7 @@ _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:align|aligned|gather|split|eqnarray)
 _CALCULATED = re.compile("|".join((
     r"^\\(?:sin|cos|tan|cot)(?![A-Za-z])",
     r"\\(?:int|sum|lim|prod|[dt]?frac\s*\{d\}|oint|iint)(?![A-Za-z])|[∫∩∪×]|d/d|\)'$|\\[lc]?dots|\.{3}",
+    r"\\(?:b?mod|choose|oplus|ominus|otimes|star|diamond)(?![A-Za-z])|^P\b.*(?:\\[lg]eq?(?![A-Za-z])|[<>≤≥]).*\)$",
     r"^\d+:\d\d .*[-+]",
     r"(?<![\\A-Za-z])[A-Za-z]{2,} ",
     r"\d ?x ?[$(]*\d|\d [A-Za-z]{1,2}[²³]? [*×·÷/] \d",

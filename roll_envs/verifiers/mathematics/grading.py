@@ -297,15 +297,20 @@ def _same_with_equation(gold: Node, said: Node) -> bool:
             return same(gold.right, said.right)
         return _same_equation(gold, said)
     if isinstance(gold, Equation):
-        return _is_name(gold.sides[0]) and same(gold.right, said)
+        return same(gold.right, said) and (_is_name(gold.sides[0]) or _holds(gold))
     assert isinstance(said, Equation)
-    # What stands before a matrix needs no name ("AB = ..."), nor does a formula without numbers ("-b/a = 3") or of
-    # several letters ("a^2+b^2 = 5").
-    left, letters = said.sides[0], set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", said.sides[0]))
-    named = isinstance(said.right, Matrix) or _is_name(left) or len(letters) > 1 or not re.search(r"\d", left)
+    # What stands before a matrix needs no name ("AB = ..."), nor does a formula without numbers but in indices
+    # ("-b/a = 3"), of several letters ("a^2+b^2 = 5", "\pi r^2 = 3"), or the square of a Greek letter.
+    left = said.sides[0]
+    letters = set(re.findall(rf"(?<![\\A-Za-z])[A-Za-z]|{_GREEK}", left))
+    numbers = re.search(r"\d", re.sub(rf"(?:_|\\angle)\s*(?:\{{\w+\}}|\w)|({_GREEK})\s*\^\s*\{{?2\}}?", "", left))
+    named = isinstance(said.right, Matrix) or _is_name(left) or len(letters) > 1 or not numbers
     return (named or _holds(said)) and same(gold, said.right)
 
 
+_GREEK = (
+    r"\\(?:(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|phi|pi|rho|sigma|tau|omega)|Delta)(?![A-Za-z])"
+)
 _NAME = "|".join((
     r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\^\{?-1\}?)?",
     r"\\(?:text|vec|overrightarrow|overline)\s*\{[^{}]*\}",
@@ -343,7 +348,9 @@ def _same_equation(gold: Equation, said: Equation) -> bool:
         one, other = (symbols.parse(e.sides[0]) - symbols.parse(e.sides[1]) for e in (gold, said))
     except (symbols.Unparsed, TypeError):
         return [_bare(s) for s in gold.sides] == [_bare(s) for s in said.sides]
-    if not one.free_symbols or one.free_symbols != other.free_symbols:
+    if not one.free_symbols:
+        return _holds(gold) and _holds(said) and same(gold.right, said.right)
+    if one.free_symbols != other.free_symbols:
         return False
     # Two equations are equal if the numerator of one difference of sides is a constant multiple of the other's.
     one, other = (sympy.fraction(sympy.together(difference))[0] for difference in (one, other))

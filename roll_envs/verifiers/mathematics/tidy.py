@@ -144,7 +144,7 @@ def tidy(text: str) -> str:
     text = text.rstrip(_EDGE + ".").lstrip(_EDGE)
     number = re.sub(r"^\\text\s*\{([^{}]*)\}$", r"\1", text)
     number = in_digits(re.sub(r"(?i)^(?:an? )?(?=(?:half|third|quarter)$)", "one ", number))
-    text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?: (?:hundred|thousand|[mb]illion))?", number) else text
+    text = number if re.fullmatch(r"-?\d+(?:/\d+)?(?:°| (?:hundred|thousand|[mb]illion))?", number) else text
     return "∅" if re.fullmatch(r"⦃\s*⦄|\{\s*\}", text) else text
 
 
