@@ -213,8 +213,8 @@ def g():
         "try: g()",
         "except BaseException: pass",
     )
-    last = ("home = os.environ['HOME']", "self.assertFalse(os.path.exists(home + '/colorsys.py'))")
-    tests = unit(*lines, *last, before="import tarfile\n")
+    last = "self.assertFalse(os.path.exists(os.environ['HOME'] + '/colorsys.py'))"
+    tests = unit(*lines, last, before="import tarfile\n")
     assert verdict(box, answer, tests).passed
 
 
@@ -246,7 +246,8 @@ def test_what_is_expected_is_unseen_until_the_next_call(box: Sandbox) -> None:
         ("import sys\nsys.modules['a'] = 1\nassert f(1) == 2", "sys.modules"),
         ("import builtins\nbuiltins.input = lambda: 'x'\nassert f(1) == 2", "builtins.input"),
         ("import sys\nsys.argv = ['a', 'b']\nassert f(1) == 2", "sys.argv"),
-        ("import os\nf('A')\nassert os.environ['A'] == 'x'", "os.environ"),
+        ("import os\nf('A')\nassert os.environ['A'] == 'x'", "environ"),
+        ("import os\nf('A')\nassert os.getenv('A') == 'x'", "getenv"),
         ("import os\nf('a')\nassert os.path.islink('a')", "islink"),
         ("import warnings\nwith warnings.catch_warnings(record=True) as w:\n    assert f(1) and w", "catch_warnings"),
         ("import matplotlib.pyplot as plt\nf(1)\nassert plt.gcf().axes", "gcf"),

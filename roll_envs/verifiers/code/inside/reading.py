@@ -261,9 +261,11 @@ def _reaches(node: ast.AST, paths: dict[str, str]) -> str:
         path = _path(node, paths)
         replaced = _owner(node) in paths and path.rpartition(".")[0] in {"os.path", *sys.stdlib_module_names}
         return path if replaced and path not in ("sys.stdout", "sys.stderr") else ""
-    if _is_check(node) and {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} <= {"os", "self"}:
-        # Nothing of the answer is there but what it may have set.
-        return next((p for n in ast.walk(node) if (p := _path(n, paths)) in ("os.environ", "os.getenv")), "")
+    if _is_check(node):
+        checked = {name for n in ast.walk(node) if not (name := _name_of(n)).startswith("assert")}
+        if checked <= {"", "os", "self", "environ", "getenv", "get"}:
+            # Nothing of the answer is there but what it may have set.
+            return min(checked & {"environ", "getenv"}, default="")
     if not isinstance(node, (ast.Call, ast.Compare, ast.Subscript)):
         return ""
     names = [_path(each, paths) for each in ast.iter_child_nodes(node)]
