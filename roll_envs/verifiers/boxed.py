@@ -53,7 +53,9 @@ def _argument(text: str, start: int, closed_by: Mapping[int, int]) -> tuple[str 
     """The group in braces at ``start`` (``None`` when it never closes), or the one word there; and where it ends."""
     if text.startswith("{", start):
         end = closed_by.get(start)
-        stopped = _STOPPED.match(text, start) if end is None else None
-        return (stopped and stopped[1], len(text)) if end is None else (text[start + 1 : end], end + 1)
+        if end is not None:
+            return text[start + 1 : end], end + 1
+        stopped = _STOPPED.match(text, start)
+        return (stopped[1], len(text)) if stopped else (None, start)
     word = _WORD.match(text, start)
     return (word.group().rstrip(".,;"), word.end()) if word else (None, start)

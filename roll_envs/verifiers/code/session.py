@@ -220,8 +220,8 @@ class Testing:
             "frames",
             "values",
             "reading",
-            "shared",
             "patches",
+            "shared",
             "proxies",
             "compare",
             "stand_ins",
@@ -272,7 +272,7 @@ class Testing:
         jail = Jail(self.answers, self.limits)
         # The wait for a free slot is not time of the answer.
         self._until += time.monotonic() - started
-        modules = ("frames", "values", "shared", "patches", "preamble", "answer")
+        modules = ("frames", "values", "patches", "shared", "preamble", "answer")
         try:
             jail.start("Answer", self.source, modules=modules, wall_s=self.limits.wall_s)
         except BaseException as error:

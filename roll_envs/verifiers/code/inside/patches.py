@@ -1,13 +1,12 @@
 """What tests patch with ``unittest.mock``, patched in the answer's process too, with stand-ins for the mocks.
 
-A mock stays with the tests. The answer can use it as the code under test would: call it, enter it, iterate, take an
-item or an attribute, but none by which a mock is set or asked what it was called with.
+A mock stays with the tests. The answer can use it as the code under test would: call and enter it, iterate, read and
+set items and attributes, but none by which a mock is told what to do or asked what it was called with.
 """
 
 from __future__ import annotations
 
 import builtins
-import importlib
 import itertools
 import pkgutil
 import sys
@@ -16,39 +15,43 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from roll_envs.verifiers.code.inside.shared import Unusable
+from roll_envs.verifiers.code.inside.values import Unusable
 
 _MOST_ITEMS = 10_000
 _ABSENT = object()
 
 
 class Patches:
-    """The targets that the tests have patched."""
+    """The targets that the tests have patched; ``mock``: ``unittest.mock``, which the answer's jail does without."""
 
-    def __init__(self) -> None:
+    def __init__(self, mock: Any) -> None:
         self._active: list[tuple[Any, str]] = []
-        self.changed = False
-        kind: Any = importlib.import_module("unittest.mock")._patch
+        self._changed = False
+        kind: Any = mock._patch
         enter, leave = kind.__enter__, kind.__exit__
 
         def entered(patch: Any) -> Any:
             value = enter(patch)
             self._active.append((patch.target, patch.attribute))
-            self.changed = True
+            self._changed = True
             return value
 
         def left(patch: Any, *error: Any) -> Any:
             self._active.remove((patch.target, patch.attribute))
-            self.changed = True
+            self._changed = True
             return leave(patch, *error)
 
         kind.__enter__, kind.__exit__ = entered, left
 
+    def forget(self) -> None:
+        """The answer has lost everything."""
+        self._changed = True
+
     def news(self, encode: Callable[[Any], Any]) -> list[list[Any]] | None:
         """Owner, attribute and value of each; ``None`` where they are as they were. Raises :class:`Unusable`."""
-        if not self.changed:
+        if not self._changed:
             return None
-        self.changed = False
+        self._changed = False
         # What the answer prints comes with each reply, and is printed here.
         told = [(owner, name) for owner, name in self._active if (owner, name) != (sys, "stdout")]
         return [[_name(owner), name, encode(getattr(owner, name))] for owner, name in told]

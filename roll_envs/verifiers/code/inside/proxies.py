@@ -11,13 +11,14 @@ import itertools
 import sys
 import threading
 import types
+import unittest.mock
 from collections.abc import Callable
 from json import loads  # as it was before a patch of the tests
 from typing import Any, NoReturn
 
 from roll_envs.verifiers.code.inside.patches import Patches, is_mock, use
-from roll_envs.verifiers.code.inside.shared import PLACE, Tests, TooLarge, Unusable
-from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, decode, encode, request, sync
+from roll_envs.verifiers.code.inside.shared import PLACE, State, TooLarge
+from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, Unusable, decode, encode, request, sync
 
 # Exceptions of the answer keep their class only where no test framework gives it a meaning of its own.
 _TRUSTED_ERRORS = sys.stdlib_module_names - {"unittest", "doctest", "bdb", "pdb", "asyncio"} | {"numpy"}
@@ -75,17 +76,17 @@ class Link(Counts):
         self._mocks: dict[int, int] = {}
         self._objects: dict[int, Remote] = {}
         self._errors: dict[tuple[str, str], type[BaseException]] = {}
-        self._tests: Tests | None = None
+        self._state: State | None = None
 
     def share(self, state: frozenset[str]) -> None:
         try:
-            self._tests = Tests(state, Patches())
+            self._state = State(state, Patches(unittest.mock))
         except OSError as error:
             if state:
                 raise Unusable(f"the tests use {min(state)!r}, but cannot write to {PLACE} ({error})") from None
 
     def left(self) -> bool:
-        return self._tests is not None and self._tests.left()
+        return self._state is not None and self._state.left()
 
     def ask(self, do: str, *arguments: Any) -> dict[str, Any]:
         """Raises :class:`Fault`, and what the answer raised, as an exception of this jail."""
@@ -101,24 +102,24 @@ class Link(Counts):
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         if self._over:  # each exchange would take time that is over
             raise Fault("skipped", "the time for all tests was over")
-        tests = self._tests
+        state = self._state
         try:
-            if tests:
-                message = message | {"shared": tests.told(self.encode)}
+            if state:
+                message = message | {"shared": state.told(self.encode)}
             self._connection.send_bytes(b"ask " + request(message).encode())
             reply = self._read(self._connection.recv_bytes().decode())
         except Fault:
-            if tests:
-                tests.forget()
+            if state:
+                state.forget()
             raise
         except TooLarge:
             if self.asked > 1 or "do" not in message:  # they may hold what the answer gave
                 raise Fault("output", _TOO_LARGE) from None
             raise Unusable(_TOO_LARGE) from None
-        if tests and reply.get("shared", 0) is None:
+        if state and reply.get("shared", 0) is None:
             raise Fault("output", _TOO_LARGE)
-        if tests and "shared" in reply:
-            self._decoded(lambda: tests.files.take(reply["shared"]))
+        if state and "shared" in reply:
+            self._decoded(lambda: state.files.take(reply["shared"]))
         return reply
 
     def _read(self, message: str) -> dict[str, Any]:

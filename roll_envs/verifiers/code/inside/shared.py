@@ -9,8 +9,8 @@ import finds, with a size, a time and a mode; tests that run what a file holds a
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
-import random
 import stat
 import sys
 import tempfile
@@ -22,16 +22,14 @@ from os import chdir, chmod, fdopen, getcwd, lstat, makedirs, mkdir, open, rmdir
 from os.path import realpath
 from typing import Any
 
+from roll_envs.verifiers.code.inside.patches import Patches
+
 PLACE = "/tmp"
 """Where each jail has a folder that programs can write to."""
 _MOST_BYTES, _MOST_FILES, _MOST_NAME = 2 << 20, 2000, 400
 """Of the changes in one message."""
 _READ_BY_LIBRARIES = frozenset({"matplotlibrc"})
 """Settings that a library of the tests would read in the current folder."""
-
-
-class Unusable(BaseException):
-    """The test does what cannot be done from a jail of its own."""
 
 
 class TooLarge(Exception):
@@ -141,23 +139,25 @@ class _Empty:
         return
 
 
-class Tests:
-    """What tests have set of their process, and its files, since they last told; ``state``: names by which they do."""
+class State:
+    """What tests have set of their process, and its files, since they last told; ``names``: those by which they do."""
 
-    def __init__(self, state: frozenset[str], patches: Any) -> None:
+    def __init__(self, names: frozenset[str], patches: Patches) -> None:
         self._environ = self._known = {**os.environ}
-        self._folder, self._seeded, self._patches = "", False, patches
+        self._folder, self._patches = "", patches
+        self._seeded, self._ever_seeded = set[str](), set[str]()
         self._root = tempfile.mkdtemp(dir=PLACE)
         self.files = Files(self._root)
-        if "seed" in state:
-            for library in (random, sys.modules.get("numpy") and sys.modules["numpy"].random):
-                if library:
-                    library.seed = self._noted(library.seed)  # type: ignore[union-attr]
+        for name in _STATES if "seed" in names else ():
+            if name.partition(".")[0] in sys.modules:  # numpy loads its part at first use
+                library: Any = importlib.import_module(name)
+                library.seed = self._noted(name, library.seed)
         self._enter(self._root)
 
-    def _noted(self, seed: Callable[..., None]) -> Callable[..., None]:
+    def _noted(self, library: str, seed: Callable[..., None]) -> Callable[..., None]:
         def seeded(*args: Any, **named: Any) -> None:
-            self._seeded = True
+            self._seeded.add(library)
+            self._ever_seeded.add(library)
             seed(*args, **named)
 
         return seeded
@@ -180,7 +180,8 @@ class Tests:
     def forget(self) -> None:
         """A new jail has nothing of it."""
         self.files.forget()
-        self._known, self._folder, self._seeded, self._patches.changed = self._environ, "", True, True
+        self._patches.forget()
+        self._known, self._folder, self._seeded = self._environ, "", {*self._ever_seeded}
 
     def left(self) -> bool:
         """Whether files have been written, which no other tests may find."""
@@ -203,15 +204,19 @@ class Tests:
         with contextlib.suppress(FileNotFoundError):
             if (folder := getcwd()) != self._folder:
                 news["folder"] = self._folder = folder
-        if self._seeded:
-            numpy = sys.modules.get("numpy")
-            news["seeds"] = [random.getstate(), numpy and [*map(_plain, numpy.random.get_state())]]
-        self._known, self._seeded = environ, False
+        news["seeds"] = {name: _plain(getattr(sys.modules[name], f"get{_STATES[name]}")()) for name in self._seeded}
+        self._known, self._seeded = environ, set()
         return news
 
 
+_STATES = {"random": "state", "numpy.random": "_state"}
+"""Libraries with seeds, and how what reads and sets the state of their generator is called, behind get and set."""
+
+
 def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
+    """Tuples and arrays as lists."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [*map(_plain, value)] if isinstance(value, tuple) else value
 
 
 def obey(news: dict[str, Any]) -> None:
@@ -224,11 +229,7 @@ def obey(news: dict[str, Any]) -> None:
             tempfile.tempdir = value if name == "TMPDIR" else tempfile.tempdir
     with contextlib.suppress(OSError):
         chdir(news.get("folder", "."))
-    if news.get("seeds"):
-        (version, numbers, gauss), others = news["seeds"]
-        random.setstate((version, tuple(numbers), gauss))
-        if others:
-            with contextlib.suppress(ImportError):
-                import numpy
-
-                numpy.random.set_state(tuple(others))
+    for library, state in news["seeds"].items():
+        with contextlib.suppress(ImportError):
+            set_state = getattr(importlib.import_module(library), f"set{_STATES[library]}")
+            set_state(tuple(tuple(part) if isinstance(part, list) else part for part in state))

@@ -24,9 +24,8 @@ from roll_envs.verifiers.code.inside.compare import expected, plain_value, readi
 from roll_envs.verifiers.code.inside.proxies import Fault, Link, is_from_answer
 from roll_envs.verifiers.code.inside.pytest_run import run_tests
 from roll_envs.verifiers.code.inside.reading import OwnFault, prepared
-from roll_envs.verifiers.code.inside.shared import Unusable
 from roll_envs.verifiers.code.inside.stand_ins import MOST_BYTES, Beside, Control, Diverged, Recorder, Replay, is_simple
-from roll_envs.verifiers.code.inside.values import NODES
+from roll_envs.verifiers.code.inside.values import NODES, Unusable
 
 _MOST_CHECKS = 20_000
 _UNREACHED = "none of its asserts was reached"
