@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +23,20 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         file.write(b"\x89PNG, but for a picture")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+
+
+@pytest.fixture
+def head_given_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has the head of a Ray cluster looked at often; given up at once, unless Ray is told to wait for it for long."""
+    from trainer.cluster import ray_cluster
+
+    def set_up(address: str, reconnect_s: int = 30) -> None:
+        monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.01)
+        monkeypatch.setattr(ray_cluster, "_LEAST_S", 0.05)
+        monkeypatch.setattr(ray_cluster, "_head_address", lambda: address)
+        monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", str(reconnect_s))
+
+    return set_up
 
 
 @pytest.fixture(autouse=True)

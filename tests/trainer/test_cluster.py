@@ -92,14 +92,10 @@ def test_an_address_that_cannot_be_checked_is_refused(address: str) -> None:
         check_manager(config)
 
 
-def test_the_loss_of_a_cluster_s_head_is_told_while_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.01)
-    monkeypatch.setattr(ray_cluster, "_LEAST_S", 0.05)
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "30")
+def test_the_loss_of_a_cluster_s_head_is_told_while_it_is_watched(head_given_up: Callable[..., None]) -> None:
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as head:
-        address = f"127.0.0.1:{head.getsockname()[1]}"
-        monkeypatch.setattr(ray_cluster, "_head_address", lambda: address)
+        head_given_up(f"127.0.0.1:{head.getsockname()[1]}")
         with ray_cluster.head_watched(told.append):
             time.sleep(0.3)
     with ray_cluster.head_watched(told.append):  # it was never reached from here
@@ -107,19 +103,17 @@ def test_the_loss_of_a_cluster_s_head_is_told_while_it_is_watched(monkeypatch: p
     assert not told
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
+        head_given_up(address)
         with ray_cluster.head_watched(told.append):
             head.close()
             assert eventually(lambda: bool(told))
     assert told == [f"The head of the Ray cluster, {address}, does not answer"]
 
 
-def test_a_head_that_may_come_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.01)
-    monkeypatch.setattr(ray_cluster, "_LEAST_S", 0.05)
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
+def test_a_head_that_may_come_back_is_waited_for(head_given_up: Callable[..., None]) -> None:
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as head:
-        monkeypatch.setattr(ray_cluster, "_head_address", lambda: f"127.0.0.1:{head.getsockname()[1]}")
+        head_given_up(f"127.0.0.1:{head.getsockname()[1]}", reconnect_s=600)
         with ray_cluster.head_watched(told.append):
             head.close()
             time.sleep(0.5)

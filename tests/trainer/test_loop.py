@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ import trainer.run.saving
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Metrics, Outcome, Task, Trajectory
 from trainer.cli import main
-from trainer.cluster import ray_cluster
 from trainer.command import MISTAKE
 from trainer.config.load import load_config
 from trainer.data.batches import Batch, Denominators
@@ -776,7 +775,11 @@ def test_a_second_interrupt_does_not_save_half_a_step(
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_loss_of_a_cluster_s_head_ends_a_run_after_a_whole_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], stopped: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    head_given_up: Callable[..., None],
+    stopped: bool,
 ) -> None:
     """It is no second interrupt where someone has stopped the run already."""
     original = trainer.run.loop.update
@@ -790,11 +793,7 @@ def test_the_loss_of_a_cluster_s_head_ends_a_run_after_a_whole_step(
         return original(config, learner, *args, **kwargs)
 
     with socket.create_server(("127.0.0.1", 0)) as head:
-        address = f"127.0.0.1:{head.getsockname()[1]}"
-        monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.01)
-        monkeypatch.setattr(ray_cluster, "_LEAST_S", 0.05)
-        monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "30")
-        monkeypatch.setattr(ray_cluster, "_head_address", lambda: address)
+        head_given_up(f"127.0.0.1:{head.getsockname()[1]}")
         monkeypatch.setattr(trainer.run.loop, "update", lost)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path, checkpoint={"every": 0})
