@@ -321,7 +321,8 @@ def needs(tool: str) -> pytest.MarkDecorator:
         ),
         pytest.param(
             "java",
-            "import java.util.*;\nrecord Twice(int x) { int value() { return 2 * x; } }\npublic class Main {"
+            "package p;\nimport java.util.*;\nrecord Twice(int x) { static void no(String[] a) { }"
+            " int value() { return 2 * x; } }\npublic final class Task { public static class Main { }\n"
             " public static void main(String[] a) { int x = new Scanner(System.in).nextInt();"
             ' System.out.println(a[0] + " " + new Twice(x).value()); System.exit(3); } }',
             marks=needs("javac"),
