@@ -74,6 +74,12 @@ ROWS: dict[str, tuple[str, str, str]] = {
         "    assert f(tmp_path) == [tmp_path / 'a' / 'b'] and not f(tmp_path)[0].exists()\n"
         "    assert f(Path('.')) == []",
     ),
+    "a file of a simple test": (
+        "def f(p): return open(p).read()",
+        NOTHING,
+        "def test_f(tmp_path, tmp_path_factory):\n    for folder in (tmp_path, tmp_path_factory.mktemp('b')):\n"
+        "        file = folder / 'a'\n        file.write_text('some')\n        assert f(str(file)) == 'some'\n",
+    ),
     "a folder in place of a file": (
         "import os\ndef f(p):\n    os.remove(p); os.mkdir(p); open(p + '/a', 'w').close()",
         NOTHING,

@@ -26,11 +26,12 @@ _CONTAINERS = {
 }
 """Classes with which tests compare what functions of the answer return."""
 _TOLD = frozenset(
-    "open seed environ chdir tempfile shutil os pathlib Path glob tmp_path tmpdir monkeypatch patch mock Mock MagicMock"
+    "open seed environ chdir tempfile shutil os pathlib Path glob tmp_path tmp_path_factory tmpdir monkeypatch patch "
+    "mock Mock MagicMock"
     .split()
 )  # fmt: skip
 """Names by which tests set what the answer is told of (see ``shared``)."""
-_WRITING = frozenset("open chdir tempfile shutil tmp_path tmpdir".split())
+_WRITING = frozenset("open chdir tempfile shutil tmp_path tmp_path_factory tmpdir".split())
 """Those after which a path that the tests spell out is one of a file; folders of the system are not shared."""
 _SEEDS = ("random.seed", "numpy.random.seed")
 _SHARED = frozenset(
@@ -148,8 +149,8 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     containers = containers if wanted - containers - libraries else set()
     if needs_check(tree, entry):
         tree.body.append(ast.parse("check(candidate)").body[0])
-    tested, harmless = has_tests(tree), not libraries and all(map(_is_harmless, nodes))
     shares, state = _shares(nodes)
+    tested, harmless = has_tests(tree), not (libraries or state) and all(map(_is_harmless, nodes))
     functions = [n for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
     # Classes may have methods of the same name.
     asserting = {f.name for f in functions} - {f.name for f in functions if not must_assert(f.body)}
