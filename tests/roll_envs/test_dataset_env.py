@@ -50,6 +50,38 @@ def test_the_validator_passes_with_other_arguments(kwargs: dict[str, Any]) -> No
     assert report.ok, str(report)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "?", "starter_code": "", "input_output": '{"inputs": ["3\\n"], "outputs": ["6\\n"]}'},
+        {"question": "?", "solution": "0", "test": "import solution\ndef test():\n    assert 6 == solution.f(3)"},
+        {
+            "question": "?",
+            "tests": '[{"input": "3", "output": "6", "testtype": "functional"}]',
+            "metadata": {"func_name": "f"},
+        },
+        {"question": "?", "task_id": 2, "code": "def f(x): return 2 * x", "test_list": ["assert f(3) == 6"]},
+        {
+            "prompt": "def helper(): return 6\n\ndef f(x):\n",
+            "canonical_solution": "    return helper()",
+            "test": "def check(candidate):\n    assert candidate(3) == helper()",
+            "entry_point": "f",
+        },
+    ],
+)  # fmt: skip
+def test_rows_of_code_are_read_without_a_reference_field(row: dict[str, Any]) -> None:
+    env = DatasetEnv(
+        rows=[row], verifier="code", prompt="Do this: {question}" if "question" in row else "Go on: {prompt}"
+    )
+    for x, reward in ((2, 1.0), (3, 0.0)):
+        env.reset(seed=0)
+        answer = (
+            f"```python\ndef f(x):\n    return {x} * x\nif __name__ == '__main__':\n    print(f(int(input())))\n```"
+        )
+        assert env.step(answer)[1] == reward
+    env.close()
+
+
 def test_gymnasium_makes_it() -> None:
     env = gymnasium.make("roll/Dataset-v0")
     observation, info = env.reset(seed=0)
@@ -270,7 +302,7 @@ def test_one_attempt() -> None:
     assert (observation, reward, terminated, truncated) == ("What is 2 + 2?", 0.25, True, False)
     assert info["reward_parts"] == {"score": 0.25, "format": 0.0}
     assert (info["score_parts"], info["score_detail"], info["success"]) == ({"tests": 0.5}, "nearly", False)
-    assert verifier.asked == [("5", 4, {**ROWS[2], "prompt": "What is 2 + 2?"})]
+    assert verifier.asked == [("5", 4, {**ROWS[2], "prompt": "What is 2 + 2?", "row": ROWS[2]})]
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step("5")
 

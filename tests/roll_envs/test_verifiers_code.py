@@ -470,7 +470,7 @@ def test_same_value() -> None:
     assert same_value(1, 1.0)
     assert not same_value(True, 1)
     assert not same_value((1, 2), [1, 2])
-    assert same_value((1, [2]), [1, (2,)], sequences_alike=True)
+    assert same_value((1, [2]), [1, (2,)], as_json=True)
     assert same_value(math.nan, math.nan)
     assert not same_value(0.1 + 0.2, 0.3)
     assert same_value(0.1 + 0.2, 0.3, tolerance=1e-9)

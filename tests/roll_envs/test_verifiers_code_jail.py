@@ -200,6 +200,7 @@ def f(text):
 LISTS = {"fn_name": "f", "inputs": [[[3, 1]]], "outputs": [[[1, 3]]]}
 STDIN = [{"input": "3\n", "output": "6\n", "testtype": "stdin"}]
 DOUBLE = "print(2 * int(input()))"
+EXAMPLES = json.dumps({"inputs": ["n = 2\narr[] = {5,10}"], "outputs": ["15"]})
 MANY = list(range(10**6, 10**6 + 200_000))
 BESIDE = {"fn_name": "f", "inputs": [["3 5"]], "outputs": ["15"]}
 ROWS: dict[str, tuple[str, str, Any]] = {
@@ -392,6 +393,61 @@ ROWS: dict[str, tuple[str, str, Any]] = {
         "print(9**int(input()))",
         {"inputs": ["5000"], "outputs": [f"1{'0' * 5000}"]},
     ),
+    "a result within a list, as a text": (
+        "def f(x): return 3 * x",
+        "def f(x): return x",
+        {"reward_model": {"ground_truth": json.dumps({"fn_name": "f", "inputs": [[7]], "outputs": [["21"]]})}},
+    ),
+    "1 for true, and another rounding": (
+        "def f(x): return [x % 2, x / 10]",
+        "def f(x): return [x % 2, x / 10 + 1e-6]",
+        {"fn_name": "f", "inputs": [[3]], "outputs": [[True, 0.30000000000000004]]},
+    ),
+    "keys that look like integers": (
+        "def f(x): return '-'.join(x)",
+        "def f(x): return list(x)",
+        {"fn_name": "f", "inputs": [[{"1": 2, "3": 4}]], "outputs": ["1-3"]},
+    ),
+    "any case and five digits, as CodeContests counts": (
+        "print('Yes', '%.5f' % (2 / 3))",
+        "print('Yes', '%.4f' % (2 / 3))",
+        {"public_tests": {"input": [""], "output": ["YES 0.666666667"]}, "private_tests": {"input": [], "output": []}},
+    ),
+    "several outputs of xCodeEval": (
+        "print(3, 1)",
+        "print(1, 3)\nprint(3, 1)",
+        {"hidden_unit_tests": "[{'input': '', 'output': ['1 3', '3 1']}]"},
+    ),
+    "asserts of MBPP+ as released": (
+        "def f(x): return x + 1",
+        "def f(x): return x",
+        {"assertion": "assert f(1) == 2", "base_input": [[1]], "entry_point": "f"},
+    ),
+    "tests within metadata": (DOUBLE, "print(7)", {"verifier_metadata": {"unit_tests": STDIN}}),
+    "names with a line that are taken for granted": (
+        "@lru_cache(None)\ndef f(x): return bisect_left([1, 3], x) + 5\nprint(f(int(input())))",
+        "print(bisect_left([1, 3], int(input())))",
+        {"inputs": ["3"], "outputs": ["6"]},
+    ),
+    "what Python had": (
+        "from fractions import gcd\nimport collections\nprint(gcd(12, int(input())), collections.Mapping.__name__)",
+        "from fractions import gdc\nprint(3, 'Mapping')",
+        {"inputs": ["9"], "outputs": ["3 Mapping"]},
+    ),
+    "what Python had, in a function": (
+        "import fractions, time\ndef f(x): return fractions.gcd(12, x) + 0 * int(time.clock())",
+        "def f(x): return x",
+        {"fn_name": "f", "inputs": [[9]], "outputs": [3]},
+    ),
+    "the rest of a prompt, stripped": (
+        "for each in x:\n        if each > 1:\n            return each",
+        "return x[0]",
+        {
+            "prompt": 'def first(x):\n    """The first above 1."""\n',
+            "test": "def check(candidate):\n    assert candidate([1, 2]) == 2",
+            "entry_point": "first",
+        },
+    ),
     "deep calls": (
         "def f(x): return x and 1 + f(x - 1)",
         "def f(x): return f(x)",
@@ -486,6 +542,10 @@ def test_tests_with_long_literals_are_read_quickly() -> None:
         ({"official_tests": STDIN, "input_mode": "file"}, "'input_mode' is 'file'"),
         ({"official_tests": STDIN, "interaction_format": "Print ?"}, "'interaction_format' is 'Print"),
         ({"fn_name": "f", "inputs": ["root = [1, null]"], "outputs": ["1"]}, "the arguments 'root = "),
+        (
+            {"starter_code": "#User function Template for python3\nclass Solution:", "input_output": EXAMPLES},
+            "'starter_code' asks for a function",
+        ),
         ({"inputs": ["1"], "outputs": ["1"], "checker": '#include "testlib.h"\nint main(){}'}, "a program in Python"),
     ],
 )

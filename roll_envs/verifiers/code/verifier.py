@@ -8,6 +8,7 @@ cheat are accepted only with ``tests_inside``, and such a score is marked ``can_
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import inspect
 import re
@@ -36,12 +37,13 @@ _RunSeconds = Annotated[Seconds, Field(le=1e6)]
 _SHOWN = 3
 _SIDE_BY_SIDE = 4
 _LACKS = re.compile(
-    rb"NameError: name '([A-Za-z]+)' is not defined|RecursionError: maximum|ValueError: Exceeds the limit"
+    rb"NameError: name '([A-Za-z]\w*)' is not defined|RecursionError: maximum|ValueError: Exceeds the limit"
+    rb"|(?:from|module) '(?:collections|fractions|time)'"
 )
-"""How a program ends that takes names for granted, or limits as public judges have them."""
+"""How a program ends that takes names for granted, or limits or modules as public judges have them."""
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _MISSING = re.compile(r"No module named '(\w+)")
-_LIBRARIES = frozenset("numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests".split())
+_LIBRARIES = frozenset("numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests numba".split())
 """What programs may take for installed: one that lacks another module is wrong."""
 _REFUSED = ", which it could cheat or could not do in a jail of its own: pass tests_inside=True to accept that"
 _MAX_SOURCE = 1_000_000
@@ -100,7 +102,7 @@ class CodeVerifier:
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         try:
-            plan = read_plan(reference)
+            plan = _plan(reference, context)
             cases = self.cases(code_of(answer, self.language, defines=not plan.runs), plan)
         except Unusable as error:
             return Failed(reason=f"the tests cannot be used: {error}")
@@ -113,6 +115,8 @@ class CodeVerifier:
         own jail beside the program could run, and what the sandbox raises."""
         if source.lstrip("\n")[:1] in (" ", "\t"):
             source = plan.prompt + source
+        elif f"def {plan.entry_point}(" in plan.prompt and plan.entry_point not in source:
+            source = f"{plan.prompt}    {source}"  # blanks before an answer are often taken off
         source = _behind(plan.prefix, source) if plan.prefix else source
         if len(source) > _MAX_SOURCE:
             detail = f"the code has {len(source)} characters; at most {_MAX_SOURCE} are judged"
@@ -138,7 +142,7 @@ class CodeVerifier:
 
     def _runs(self, source: str, plan: Plan) -> list[CaseResult]:
         until = time.monotonic() + self.total_s
-        made, checks = _made(self.sandbox, self.sandbox_kwargs), plan.checker
+        made = _made(self.sandbox, self.sandbox_kwargs)
 
         def judge(numbered: tuple[int, Run]) -> CaseResult:
             number, test = numbered
@@ -146,7 +150,7 @@ class CodeVerifier:
             if time.monotonic() > until:
                 detail = f"the {self.total_s:g} s for all tests were over"
                 return CaseResult(name=f"test {number}", status="skipped", detail=detail)
-            return self._run(made, source, test, f"test {number}", checks)
+            return self._run(made, source, test, f"test {number}", plan)
 
         numbered = list(enumerate(plan.runs, start=1))
         # A program is compiled once, by its first test; a single test needs no thread.
@@ -156,11 +160,12 @@ class CodeVerifier:
         with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="judge") as pool:
             return [*first, *pool.map(judge, numbered[len(first) :])]
 
-    def _run(self, sandbox: Sandbox, source: str, test: Run, name: str, checker: str) -> CaseResult:
+    def _run(self, sandbox: Sandbox, source: str, test: Run, name: str, plan: Plan) -> CaseResult:
         stdin = test.stdin.encode("utf-8", "surrogatepass")
         # wait_s is for a free slot of the sandbox, before the program's own time begins.
         timeout_s = self.wait_s + self.limits.wall_s + self.limits.compile_s
-        most = max(self.limits.output_bytes, 2 * len(test.output.encode("utf-8", "surrogatepass")))
+        sizes = (len(output.encode("utf-8", "surrogatepass")) for output in test.outputs)
+        most = max(self.limits.output_bytes, 2 * max(sizes))
         limits = replace(self.limits, output_bytes=most)
 
         def run(source: str) -> RunResult:
@@ -180,7 +185,7 @@ class CodeVerifier:
         # Output of which a part is missing cannot be compared.
         if status == "ok" and result.stdout_dropped:
             status = "output"
-        elif status == "ok" and not self._accepts(checker, stdin, test.output, result.stdout):
+        elif status == "ok" and not any(self._accepts(plan, stdin, output, result.stdout) for output in test.outputs):
             said = result.stdout[:800].decode(errors="replace")[:200]
             status, detail = "wrong", f"printed {said!r}"
         elif status == "error":
@@ -189,12 +194,14 @@ class CodeVerifier:
             name=name, status=status, detail=detail, time_s=result.wall_s, memory_mb=result.memory_peak_mb
         )
 
-    def _accepts(self, checker: str, stdin: bytes, wanted: str, printed: bytes) -> bool:
-        if checker:
-            return accepts(self._tests_made(), checker, stdin, wanted, printed, limits=self.limits, wait_s=self.wait_s)
-        tolerance = 1e-6 if self.tolerance is None else self.tolerance
-        exact = self.comparison == "exact"
-        return same_output(printed.decode(errors="replace"), wanted, exact=exact, tolerance=tolerance)
+    def _accepts(self, plan: Plan, stdin: bytes, wanted: str, printed: bytes) -> bool:
+        if plan.checker:
+            tests, limits = self._tests_made(), self.limits
+            return accepts(tests, plan.checker, stdin, wanted, printed, limits=limits, wait_s=self.wait_s)
+        tolerance = 1e-5 if self.tolerance is None else self.tolerance
+        exact, said = self.comparison == "exact", printed.decode(errors="replace")
+        fold = str.casefold if plan.any_case and not exact else str
+        return same_output(fold(said), fold(wanted), exact=exact, tolerance=tolerance)
 
     # -- calls and test code -------------------------------------------------------------------------------------------
 
@@ -250,6 +257,21 @@ class CodeVerifier:
             parts["can_be_cheated"] = 1.0
         value = share if self.credit == "partial" else float(passed)
         return Score(value=value, passed=passed, detail="\n".join(lines), parts=parts)
+
+
+def _plan(reference: Any, context: Mapping[str, Any] | None) -> Plan:
+    """The tests of the reference, or else of the row; of the row first where the reference is its column of answers,
+    which may hold a solution. Raises :class:`Unusable`."""
+    row = (context or {}).get("row", context) or {}
+    given = [reference, row]
+    if any(reference is row.get(name) for name in ("solution", "answer", "output")):
+        given.reverse()
+    try:
+        return read_plan(given[0])
+    except Unusable:
+        with contextlib.suppress(Unusable):
+            return read_plan(given[1])
+        raise
 
 
 def _behind(before: str, source: str) -> str:

@@ -39,33 +39,35 @@ def _with_integer_keys(value: Any) -> Any:
 
 
 def expected(said: Any, wanted: list[Any], tolerance: float, *, loose: bool) -> bool:
-    """Whether it is one of the ``wanted``. ``loose``: the values are JSON."""
+    """Whether it is one of the ``wanted``. ``loose``: the values are JSON, whose floats may be rounded otherwise."""
     forms = [*wanted, *map(_with_integer_keys, wanted)] if loose else wanted
-    return any(same_value(said, form, tolerance=tolerance, sequences_alike=loose) for form in forms)
+    tolerance = tolerance or (1e-9 if loose else 0.0)
+    return any(same_value(said, form, tolerance=tolerance, as_json=loose) for form in forms)
 
 
-def same_value(said: Any, wanted: Any, *, tolerance: float = 0.0, sequences_alike: bool = False) -> bool:
+def same_value(said: Any, wanted: Any, *, tolerance: float = 0.0, as_json: bool = False) -> bool:
     """Whether two plain values are the same.
 
     Unlike ``==``: ``True`` is not 1, nan is nan, and with ``tolerance`` floats may differ by it (relative to the
-    larger, absolute below 1). ``sequences_alike``: a tuple may stand for a list, since JSON has no tuples.
+    larger, absolute below 1). ``as_json``: a tuple may stand for a list, since JSON has no tuples, and 1 for ``True``,
+    as in the judges of the data sets in JSON.
     """
     if isinstance(said, Remote):
         return False
 
     def same(one: Any, other: Any) -> bool:
-        return same_value(one, other, tolerance=tolerance, sequences_alike=sequences_alike)
+        return same_value(one, other, tolerance=tolerance, as_json=as_json)
 
     if type(said).__module__ == "numpy" and hasattr(said, "tolist"):
         said = said.tolist()
     # Before the numbers, since a bool is an int in Python.
-    if isinstance(said, bool) or isinstance(wanted, bool):
+    if not as_json and (isinstance(said, bool) or isinstance(wanted, bool)):
         return said is wanted
     numbers = (int, float, complex)
     if isinstance(said, numbers) and isinstance(wanted, numbers):
         return _same_number(said, wanted, tolerance)
     if isinstance(said, (list, tuple)) and isinstance(wanted, (list, tuple)):
-        alike = sequences_alike or isinstance(said, list) is isinstance(wanted, list)
+        alike = as_json or isinstance(said, list) is isinstance(wanted, list)
         return alike and len(said) == len(wanted) and all(map(same, said, wanted))
     if isinstance(said, dict) and isinstance(wanted, dict):
         return len(said) == len(wanted) and all(key in said and same(said[key], wanted[key]) for key in wanted)
@@ -77,7 +79,7 @@ def _same_number(said: Any, wanted: Any, tolerance: float) -> bool:
         return bool(said != said and wanted != wanted)
     if said == wanted:
         return True
-    if not tolerance or (isinstance(said, int) and isinstance(wanted, int)):
+    if not tolerance or isinstance(wanted, int):
         return False
     try:
         difference, size = abs(said - wanted), max(abs(said), abs(wanted), 1.0)

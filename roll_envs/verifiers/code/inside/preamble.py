@@ -1,4 +1,5 @@
-"""Names that published rows take for granted, below the answer's own, so tests never find them there; and limits."""
+"""Names that published rows take for granted, below the answer's own, so tests never find them there; and limits and
+functions as public judges have them."""
 # ruff: noqa: F401, F403, F405, I001, UP029
 # mypy: disable-error-code="assignment"
 
@@ -15,9 +16,10 @@ from typing import *
 
 # Modules, and functions that are built in, come before those of the same name above.
 import bisect
-import collections
+import collections.abc
 import copy
 import datetime
+import fractions
 import functools
 import heapq
 import itertools
@@ -28,6 +30,7 @@ import random
 import re
 import string
 import sys
+import time
 from builtins import *
 
 
@@ -46,6 +49,11 @@ class TreeNode:
 
 
 def raise_limits() -> None:
-    """Let functions call themselves as deep, and integers be printed as long, as public judges do."""
+    """Let functions call themselves as deep, and integers be printed as long, as public judges do; and restore what
+    Python had before 3.10."""
     sys.setrecursionlimit(50_000)
     sys.set_int_max_str_digits(50_000)
+    vars(fractions).setdefault("gcd", math.gcd)
+    vars(time).setdefault("clock", time.perf_counter)
+    for name in collections.abc.__all__:
+        vars(collections).setdefault(name, getattr(collections.abc, name))

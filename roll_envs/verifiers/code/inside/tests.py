@@ -222,19 +222,18 @@ class Tests:
             args, named = plain_value(call["args"]), plain_value(call["kwargs"])
             wanted, loose = [plain_value(value) for value in call["expected"]], call["loose"]
             tolerance = self._plan["tolerance"]
-            status, detail = "wrong", ""
-            try:
-                # JSON has no integer keys: a mapping of the row may stand for one with them.
-                for each in readings(args) if loose else [args]:
+            # JSON has no integer keys: a mapping of the row may stand for one with them.
+            for each in readings(args) if loose else [args]:
+                try:
                     said = self.link.call(call["function"], each, named, lists=loose)
                     if expected(said, wanted, tolerance, loose=loose):
                         status, detail = "ok", ""
                         break
-                    detail = f"returned {shown(said)}"
-            except (Exception, Fault) as error:
-                if isinstance(error, MemoryError) or not is_from_answer(error):
-                    raise
-                status, detail = _ended(error)
+                    status, detail = "wrong", f"returned {shown(said)}"
+                except (Exception, Fault) as error:
+                    if isinstance(error, MemoryError) or not is_from_answer(error):
+                        raise
+                    status, detail = _ended(error)
             self._note("", status, detail)
 
     def _code(self) -> None:
