@@ -46,8 +46,8 @@ _STUCK_S = 300
 """How long a message may take from its first byte to its last."""
 _REMEMBERED = 20_000
 """Shapes of which is known how their last task went."""
-_SLOW_NICE = 5
-"""By how much the priority of slow tasks is lower: beside a busy process they get about a quarter of a processor."""
+_SLOW_NICE = 10
+"""By how much the priority of slow tasks is lower: beside a busy process they get about a tenth of a processor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
