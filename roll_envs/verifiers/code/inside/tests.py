@@ -24,7 +24,7 @@ from roll_envs.verifiers.code.inside.compare import expected, plain_value, readi
 from roll_envs.verifiers.code.inside.proxies import Fault, Link, is_from_answer
 from roll_envs.verifiers.code.inside.pytest_run import run_tests
 from roll_envs.verifiers.code.inside.reading import OwnFault, prepared
-from roll_envs.verifiers.code.inside.stand_ins import MOST_BYTES, Beside, Control, Diverged, Recorder, Replay, is_simple
+from roll_envs.verifiers.code.inside.stand_ins import MOST_BYTES, Beside, Control, Diverged, Records, is_simple
 from roll_envs.verifiers.code.inside.values import NODES, Unusable
 
 _MOST_CHECKS = 20_000
@@ -75,7 +75,7 @@ class Template:
         """Print the results of the recorded tests by the replies to their requests, or that they must be run live."""
         assert self._recorded is not None
         plan, requests = self._recorded
-        found = _found(plan, Replay(requests, replies))
+        found = _found(plan, Records(requests, replies))
         self._say(identity, f"done {json.dumps(found)}" if found else "again ")
 
     def step(self, identity: str, message: str) -> None:
@@ -101,15 +101,15 @@ class Template:
 
 def _requests(plan: dict[str, Any]) -> list[str]:
     """What simple tests ask the answer; empty for others."""
-    recorder = Recorder()
+    records = Records()
     with contextlib.suppress(OwnFault):
         if is_simple(plan):
-            found = _found(plan, recorder)
-            return recorder.requests if found and recorder.asked and not found["fault"] else []
+            found = _found(plan, records)
+            return records.requests if found and records.asked and not found["fault"] else []
     return []
 
 
-def _found(plan: dict[str, Any], link: Recorder | Replay) -> dict[str, Any]:
+def _found(plan: dict[str, Any], link: Records) -> dict[str, Any]:
     """Empty where the tests diverged."""
     with contextlib.suppress(Diverged):
         found = Tests(plan, link).found()
