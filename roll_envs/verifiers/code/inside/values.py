@@ -106,6 +106,20 @@ def _refuse(value: Any) -> NoReturn:
     raise NotPlain
 
 
+def told(error: BaseException, encoded: Callable[[Any], Any]) -> dict[str, Any]:
+    """An exception as JSON: its classes and text, and its first arguments and attributes where they can be written."""
+    kinds = [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__]
+    text = ""
+    with contextlib.suppress(BaseException):  # the answer's own class may raise anything
+        text = str(error)[:1000]
+    try:
+        args = [encoded(arg) for arg in error.args[:20]]
+        state = {name: encoded(value) for name, value in list(vars(error).items())[:20]}
+    except BaseException:
+        args, state = [text], {}
+    return {"kinds": kinds, "text": text, "args": args, "state": state}
+
+
 def request(message: Any) -> str:
     """As text. Raises :class:`ValueError` for one that is larger than what the jail of the tests may print."""
     text = dumps(message)
