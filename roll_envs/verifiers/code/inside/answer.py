@@ -86,7 +86,7 @@ class Answer:
     def _share(self, shared: dict[str, Any]) -> dict[str, Any]:
         self._files = self._files or Files(shared["root"])
         self._files.take(shared["changes"])
-        obey(shared)
+        obey(shared, self._decode)
         if shared.get("patches") is not None:
             self._patched.set(shared["patches"], self._decode)
         return {}
