@@ -283,4 +283,10 @@ class Testing:
 
 
 _idle: dict[int, list[Jail]] = collections.defaultdict(list)
-"""Jails of tests that wait for the next answer, by the process that they belong to; they end with their sandbox."""
+"""Jails of tests that wait for the next answer, by the process that they belong to."""
+
+
+def close_idle() -> None:
+    """Close the jails that are kept for the next answer."""
+    for jail in _idle.pop(os.getpid(), []):
+        jail.close()

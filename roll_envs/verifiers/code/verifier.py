@@ -28,7 +28,7 @@ from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside import preamble
 from roll_envs.verifiers.code.inside.values import encode
 from roll_envs.verifiers.code.outputs import accepts, same_output
-from roll_envs.verifiers.code.session import JailEnded, Testing
+from roll_envs.verifiers.code.session import JailEnded, Testing, close_idle
 from roll_envs.verifiers.fences import code_of
 from roll_envs.verifiers.types import Failed, Score, Verdict
 
@@ -310,6 +310,7 @@ def _tests_jail() -> Sandbox:
 
 @atexit.register
 def _close_sandboxes() -> None:
+    close_idle()
     with _sandboxes_lock:
         while _sandboxes:
             _sandboxes.popitem()[1].close()
