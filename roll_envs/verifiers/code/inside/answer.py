@@ -23,7 +23,7 @@ from typing import Any
 from roll_envs.verifiers.code.inside.patches import Patched, StandIn
 from roll_envs.verifiers.code.inside.preamble import raise_limits
 from roll_envs.verifiers.code.inside.shared import Files, obey
-from roll_envs.verifiers.code.inside.values import CONTENT, Nodes, decode, encode
+from roll_envs.verifiers.code.inside.values import CONTENT, Nodes, decode, encode, told
 
 _CHANGING = ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd", "pd")
 """Tags of values that can be changed in place."""
@@ -86,7 +86,7 @@ class Answer:
     def _share(self, shared: dict[str, Any]) -> dict[str, Any]:
         self._files = self._files or Files(shared["root"])
         self._files.take(shared["changes"])
-        obey(shared)
+        obey(shared, self._decode)
         if shared.get("patches") is not None:
             self._patched.set(shared["patches"], self._decode)
         return {}
@@ -118,16 +118,7 @@ class Answer:
             found: dict[str, Any] = work()
             return found
         except BaseException as error:
-            kinds = [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__]
-            text = ""
-            with contextlib.suppress(BaseException):
-                text = str(error)[:1000]
-            try:
-                args = [encode(arg, self._handle) for arg in error.args[:5]]
-                state = {k: encode(v, self._handle) for k, v in list(vars(error).items())[:20]}
-            except BaseException:
-                args, state = [text], {}
-            return {"fault": {"kinds": kinds, "text": text, "args": args, "state": state}}
+            return {"fault": told(error, lambda value: encode(value, self._handle))}
 
     def _do_names(self, names: list[str]) -> dict[str, Any]:
         """Which of the names the answer has, with their values."""
@@ -262,7 +253,7 @@ class Answer:
         found = [self.space.get(kinds[0][1]), *(getattr(sys.modules.get(at), name, None) for at, name in kinds)]
         kind = next((each for each in found if isinstance(each, type) and issubclass(each, Exception)), Exception)
         error = kind.__new__(kind)
-        error.args = (text,) if args is None else tuple(self._decode(args))
+        error.args = (text,) if args is None else tuple(map(self._decode, args))
         with contextlib.suppress(TypeError):
             kind.__init__(error, *error.args)
         for name, value in (state or {}).items():

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from roll_envs.verifiers.code.inside.patches import Patches, is_mock, use
 from roll_envs.verifiers.code.inside.shared import PLACE, State, TooLarge
-from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, Unusable, decode, encode, request, sync
+from roll_envs.verifiers.code.inside.values import CONTENT, NODES, Nodes, Unusable, decode, encode, request, sync, told
 
 # Exceptions of the answer keep their class only where no test framework gives it a meaning of its own.
 _TRUSTED_ERRORS = sys.stdlib_module_names - {"unittest", "doctest", "bdb", "pdb", "asyncio"} | {"numpy"}
@@ -149,15 +149,7 @@ class Link(Counts):
         except (Fault, Unusable):
             raise
         except BaseException as error:
-            return {"fault": self._told(error)}
-
-    def _told(self, error: BaseException) -> dict[str, Any]:
-        told: dict[str, Any] = {"kinds": [[each.__module__, each.__name__] for each in type(error).__mro__]}
-        try:
-            state = {name: self.encode(value) for name, value in vars(error).items()}
-            return told | {"text": str(error)[:300], "args": self.encode([*error.args]), "state": state}
-        except (Unusable, ValueError):
-            return told | {"text": str(error)[:300]}
+            return {"fault": told(error, self.encode)}
 
     def call(self, target: Any, args: Any, named: dict[str, Any], *, lists: bool = False) -> Any:
         """Call a function of the answer; arguments that it changes are changed here too."""

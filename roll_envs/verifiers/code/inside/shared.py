@@ -204,7 +204,7 @@ class State:
         with contextlib.suppress(FileNotFoundError):
             if (folder := getcwd()) != self._folder:
                 news["folder"] = self._folder = folder
-        news["seeds"] = {name: _plain(getattr(sys.modules[name], f"get{_STATES[name]}")()) for name in self._seeded}
+        news["seeds"] = {name: encode(getattr(sys.modules[name], f"get{_STATES[name]}")()) for name in self._seeded}
         self._known, self._seeded = environ, set()
         return news
 
@@ -213,13 +213,7 @@ _STATES = {"random": "state", "numpy.random": "_state"}
 """Libraries with seeds, and how what reads and sets the state of their generator is called, behind get and set."""
 
 
-def _plain(value: Any) -> Any:
-    """Tuples and arrays as lists."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return [*map(_plain, value)] if isinstance(value, tuple) else value
-
-
-def obey(news: dict[str, Any]) -> None:
+def obey(news: dict[str, Any], decode: Callable[[Any], Any]) -> None:
     """Make this process as the tests have set theirs."""
     for name, value in news.get("environ", {}).items():
         if value is None:
@@ -231,5 +225,4 @@ def obey(news: dict[str, Any]) -> None:
         chdir(news.get("folder", "."))
     for library, state in news["seeds"].items():
         with contextlib.suppress(ImportError):
-            set_state = getattr(importlib.import_module(library), f"set{_STATES[library]}")
-            set_state(tuple(tuple(part) if isinstance(part, list) else part for part in state))
+            getattr(importlib.import_module(library), f"set{_STATES[library]}")(decode(state))

@@ -2,9 +2,10 @@
 
 By records the calls of simple tests are collected ahead, so that the judge makes them all between two exchanges with
 this jail. Simple tests (calls with expected values; asserts, loops and functions that change nothing outside their own
-module) are run twice in the process of the cells: with a :class:`Recorder` that notes what they call, and with the
-replies. The answer still sees each call only when it has replied to the one before. Where the two runs differ, as when
-a test works with an object of the answer, the tests are run again as all others are: in a fork that asks call by call.
+module) are run twice in the process of the cells, each time with :class:`Records`: first they note what is called, then
+they have the replies. The answer still sees each call only when it has replied to the one before. Where the two runs
+differ, as when a test works with an object of the answer, the tests are run again as all others are: in a fork that
+asks call by call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import sys
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from roll_envs.verifiers.code.inside.compare import plain_value, readings
@@ -88,7 +89,7 @@ class Beside(Counts):
             raise Fault("error", f"NameError: the answer defines no {name!r}") from None
 
 
-def _anything(control: Control) -> Any:
+def _anything(control: Control | Records) -> Any:
     def method(result: Callable[[Any], Any]) -> Any:
         def touched(self: Any, *args: Any, **named: Any) -> Any:
             control.touched += 1
@@ -125,62 +126,47 @@ class Diverged(BaseException):
     """The tests do not call what they called before, or what cannot be collected."""
 
 
-class Recorder(Control):
-    """Notes the requests of the tests; its values allow everything."""
+class Records(Link):
+    """In place of the answer's jail, for simple tests: notes their requests and gives values that allow everything; or,
+    with the replies to the requests, gives those. Requests that the tests leave out then are passed over."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, requests: Sequence[str] = (), replies: Sequence[str] | None = None) -> None:
+        super().__init__(None)
         self.requests: list[str] = []
         self.diverged = False
         """Also where the tests catch the exception."""
-        self._left = MOST_BYTES
+        # The judge stops where replies are too long.
+        self._replies = None if replies is None else deque(zip(requests, replies))  # noqa: B905
+        self._left, self.answered = MOST_BYTES, 0
+        self._anything = _anything(self)
 
     def names(self, names: list[str]) -> dict[str, Any]:
         # A class may make objects, which live in the jail of the answer; a built-in name may be the answer's or not.
         if any((name[:1].isupper() and "." not in name) or hasattr(builtins, name) for name in names):
             raise self._diverge()
-        self._note("names", names)
         return super().names(names)
 
-    def name(self, name: str, data: Any) -> Any:
-        return lambda *args, **named: self.call(name, args, named)
+    def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
+        wanted = json.dumps(message)
+        if self._replies is None:
+            self._left -= len(wanted)
+            if self._left < 0 or message["do"] not in ("names", "call"):
+                raise self._diverge()
+            self.requests.append(wanted)
+            found = dict.fromkeys(message["with"][0]) if message["do"] == "names" else {}
+            return {"names": found, "value": ["anything"]}
+        while self._replies:
+            request, reply = self._replies.popleft()
+            if request == wanted:
+                return self._read(reply)
+        raise self._diverge()
 
-    def call(self, target: Any, args: Any, named: dict[str, Any], *, lists: bool = False) -> Any:
-        try:
-            sent = [encode(arg, self._refuse) for arg in args]
-            self._note("call", target, sent, {key: encode(value, self._refuse) for key, value in named.items()}, lists)
-        except ValueError:
-            raise self._diverge() from None
-        return super().call()
+    def _object(self, data: list[Any]) -> Any:
+        return self._anything if self._replies is None else super()._object(data)
 
-    def _note(self, do: str, *arguments: Any) -> None:
-        text = json.dumps({"do": do, "with": arguments})
-        self._left -= len(text)
-        if self._left < 0:
-            raise self._diverge()
-        self.requests.append(text)
-
-    def _refuse(self, value: Any) -> Any:
+    def _handle(self, value: Any) -> list[Any]:
         raise self._diverge()
 
     def _diverge(self) -> Diverged:
         self.diverged = True
         return Diverged()
-
-
-class Replay(Link):
-    """Answers from the replies to recorded requests; those that the tests leave out are passed over."""
-
-    def __init__(self, requests: list[str], replies: list[str]) -> None:
-        super().__init__(None)
-        self.diverged = False
-        self._ahead = deque(zip(requests, replies))  # noqa: B905  the judge stops where replies are too long
-
-    def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
-        wanted = json.dumps(message)
-        while self._ahead:
-            request, reply = self._ahead.popleft()
-            if request == wanted:
-                return self._read(reply)
-        self.diverged = True
-        raise Diverged

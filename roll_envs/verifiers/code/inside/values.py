@@ -54,8 +54,12 @@ def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left:
     kind = type(value)
     if _is_native(value):
         return value
+
+    def parts(form: _Form) -> list[Any]:
+        return [form.tag, *[encode(part, handle, depth, left) for part in form.write(value)]]
+
     if kind in _BY_KIND:
-        return [_BY_KIND[kind].tag, *_BY_KIND[kind].write(value)]
+        return parts(_BY_KIND[kind])
 
     def items(values: Any) -> list[Any]:
         values = list(values)
@@ -67,14 +71,8 @@ def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left:
     if kind.__module__.partition(".")[0] == "pandas":
         with contextlib.suppress(NotPlain):
             return ["pd", *framed(value, lambda each: encode(each, _refuse, depth + 1, left))]
-    if kind.__module__ == "pathlib" and kind.__name__ == "PosixPath":
-        return ["p", str(value)]
     if kind.__module__ == "answer" and issubclass(kind, CONTENT) and _has_methods(kind):
         return handle(value)  # "class LRUCache(OrderedDict)"
-    if kind is collections.defaultdict:
-        factory = value.default_factory
-        known = factory.__name__ if factory in BUILT_IN.values() else ""
-        return ["dd", known, [items(pair) for pair in value.items()]]
     fields = getattr(kind, "_fields", None)
     if issubclass(kind, tuple) and isinstance(fields, tuple) and len(fields) == tuple.__len__(value):
         return ["N", kind.__name__, list(fields), items(tuple.__iter__(value))]
@@ -83,11 +81,6 @@ def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left:
             if issubclass(plain, dict):
                 return [tag, [items(pair) for pair in dict.items(value)]]
             return [tag, items(plain.__iter__(value))]
-    for name, view in _VIEWS.items():
-        if kind is type(view({})):
-            return ["v", name, encode(dict(value.mapping), handle, depth + 1, left)]
-    if kind is slice:
-        return ["sl", *items((value.start, value.stop, value.step))]
     numpy = sys.modules.get("numpy")
     if numpy is not None and kind in (numpy.ndarray, numpy.matrix) and value.dtype.kind in "biufcMmSU":
         left[0] -= value.size
@@ -96,7 +89,7 @@ def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left:
         return ["a0", value.dtype.str, value.tobytes().hex()] if kind.__name__ != "ndarray" else ["l", items(value)]
     for form in _FORMS:
         if form.subclasses and isinstance(value, form.kind):
-            return [form.tag, *form.write(value)]
+            return parts(form)
     if issubclass(kind, type) and value in BUILT_IN.values():
         return ["g", value.__name__]
     return handle(value)
@@ -104,6 +97,20 @@ def encode(value: Any, handle: Callable[[Any], list[Any]], depth: int = 0, left:
 
 def _refuse(value: Any) -> NoReturn:
     raise NotPlain
+
+
+def told(error: BaseException, encoded: Callable[[Any], Any]) -> dict[str, Any]:
+    """An exception as JSON: its classes and text, and its first arguments and attributes where they can be written."""
+    kinds = [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__]
+    text = ""
+    with contextlib.suppress(BaseException):  # the answer's own class may raise anything
+        text = str(error)[:1000]
+    try:
+        args = [encoded(arg) for arg in error.args[:20]]
+        state = {name: encoded(value) for name, value in list(vars(error).items())[:20]}
+    except BaseException:
+        args, state = [text], {}
+    return {"kinds": kinds, "text": text, "args": args, "state": state}
 
 
 def request(message: Any) -> str:
@@ -128,7 +135,7 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
         return [item if type(item) in _NATIVE else decode(item, handle, depth + 1) for item in values]
 
     if tag in _READERS:
-        return _READERS[tag](*rest)
+        return _READERS[tag](*[decode(part, handle, depth) for part in rest])
 
     def mapping(pairs: Any) -> dict[Any, Any]:
         return dict([items(pair) for pair in pairs])
@@ -136,22 +143,13 @@ def decode(data: Any, handle: Callable[[list[Any]], Any], depth: int = 0) -> Any
     if tag in _COLLECTIONS:
         kind = _COLLECTIONS[tag]
         return kind((mapping if issubclass(kind, dict) else items)(rest[0]))
-    if tag == "dd":
-        factory: Any = BUILT_IN.get(rest[0])
-        return collections.defaultdict(factory, mapping(rest[1]))
     if tag == "N":
         name, fields, values = rest
         if not str(name).isidentifier() or keyword.iskeyword(name) or not isinstance(fields, list) or len(fields) > 100:
             raise ValueError("not a named tuple")
         return collections.namedtuple(name, fields)(*items(values))
-    if tag == "v":
-        return _VIEWS[rest[0]](decode(rest[1], handle, depth + 1))
-    if tag == "sl":
-        return slice(*items(rest))
     if tag in ("a", "a0"):
         return _array(rest)
-    if tag == "p":
-        return pathlib.PosixPath(*rest)
     if tag == "pd":
         return read_frame(rest, lambda each: decode(each, handle, depth + 1))
     return handle(data)
@@ -232,34 +230,38 @@ class _Form(NamedTuple):
     tag: str
     kind: type
     write: Callable[[Any], list[Any]]
-    """Methods are called on the plain type, since a subclass may override them."""
+    """The parts of a value. Methods are called on the plain type, since a subclass may override them."""
     read: Callable[..., Any]
+    """Makes one of its parts, which a forged reply may have of any kind."""
     subclasses: bool = False
     """Whether values of subclasses are written so, too; they arrive as the plain type."""
 
 
-def _from_hex(*parts: str) -> list[int]:
-    return [int(part, 16) for part in parts]
+def _factory_and_held(value: Any) -> list[Any]:
+    return [value.default_factory if value.default_factory in BUILT_IN.values() else None, dict(value)]
 
 
 # Hexadecimal: exact, and without Python's limit on the decimal digits of an int.
 _FORMS = (
     _Form("i", int, lambda value: [hex(int.__add__(value, 0))], lambda text: int(text, 16), True),
     _Form("f", float, lambda value: [float.hex(float.__add__(value, 0.0))], float.fromhex, True),
-    _Form("c", complex, lambda value: [float.hex(value.real), float.hex(value.imag)],
-          lambda *parts: complex(*map(float.fromhex, parts)), True),
+    _Form("c", complex, lambda value: [value.real, value.imag], complex, True),
     _Form("s", str, lambda value: [str.__str__(value)], lambda text: str.__str__(text), True),
     _Form("y", bytes, lambda value: [bytes(value).hex()], bytes.fromhex, True),
     _Form("Y", bytearray, lambda value: [bytes(value).hex()], bytearray.fromhex, True),
-    _Form("r", range, lambda value: [hex(value.start), hex(value.stop), hex(value.step)],
-          lambda *parts: range(*_from_hex(*parts))),
-    _Form("q", fractions.Fraction, lambda value: [hex(value.numerator), hex(value.denominator)],
-          lambda *parts: fractions.Fraction(*_from_hex(*parts))),
+    _Form("r", range, lambda value: [value.start, value.stop, value.step], range),
+    _Form("sl", slice, lambda value: [value.start, value.stop, value.step], slice),
+    _Form("q", fractions.Fraction, lambda value: [value.numerator, value.denominator],
+          lambda above, below: fractions.Fraction(int.__index__(above), int.__index__(below))),
     _Form("m", decimal.Decimal, lambda value: [str(value)], lambda text: decimal.Decimal(str.__str__(text))),
     _Form("D", datetime.date, lambda value: [value.isoformat()], datetime.date.fromisoformat),
     _Form("DT", datetime.datetime, lambda value: [value.isoformat()], datetime.datetime.fromisoformat),
     _Form("T", datetime.time, lambda value: [value.isoformat()], datetime.time.fromisoformat),
     _Form("td", datetime.timedelta, lambda value: [value.days, value.seconds, value.microseconds], datetime.timedelta),
+    _Form("p", pathlib.PosixPath, lambda value: [str(value)], lambda text: pathlib.PosixPath(str.__str__(text))),
+    _Form("dd", collections.defaultdict, _factory_and_held, collections.defaultdict),
+    *(_Form(view.__name__, type(view({})), lambda value: [dict(value.mapping)], view)
+      for view in (dict.keys, dict.values, dict.items)),
 )  # fmt: skip
 _BY_KIND = {form.kind: form for form in _FORMS}
 _READERS: dict[str, Callable[..., Any]] = {form.tag: form.read for form in _FORMS}
@@ -269,7 +271,6 @@ _COLLECTIONS: dict[str, Any] = {
     "C": collections.Counter, "O": collections.OrderedDict, "d": dict,
 }  # fmt: skip
 """Values of subclasses of the built-in ones arrive as these; of the others only those of the very class are written."""
-_VIEWS: dict[str, Callable[..., Any]] = {name: getattr(dict, name) for name in ("keys", "values", "items")}
 
 
 def sync(mine: Any, theirs: Any) -> None:
