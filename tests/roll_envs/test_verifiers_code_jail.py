@@ -171,10 +171,10 @@ def test_checks_that_are_left_out_take_no_exchange(box: Sandbox, monkeypatch: py
         return real(self, given, wall_s, method=method)
 
     monkeypatch.setattr(session.Jail, "step", step)
-    tests = "class T: pass\nfor n in range(15_000):\n    assert f(n) == n"
+    tests = "class T: pass\nfor n in range(2_000):\n    assert f(n) == n"
     found = verdict(box, "import time\ndef f(x):\n    time.sleep(0.1)\n    return x", tests, total_s=0.5)
-    assert found.parts["cases"] == 15_000
-    assert found.parts["cases_skipped"] > 14_900
+    assert found.parts["cases"] == 2_000
+    assert found.parts["cases_skipped"] > 1_900
     assert methods["step"] < 100
 
 
