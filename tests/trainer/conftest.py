@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
@@ -58,6 +60,16 @@ def model() -> LanguageModel:
     from vllm_engines import blank_model
 
     return blank_model()
+
+
+@pytest.fixture
+def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake servers are forked from a process that has loaded PyTorch: a program takes seconds to. One test of each kind
+    of server starts it as a program."""
+    from forked import popen
+
+    known = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+    monkeypatch.setattr("trainer.engines.server.subprocess", known)
 
 
 @pytest.fixture

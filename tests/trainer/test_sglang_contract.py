@@ -646,6 +646,7 @@ def ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_killed_server_is_started_again_and_asked_again(models: Models, environment: Path) -> None:
     engine = started(models[0], environment, transfer="distributed", gpus="3", deterministic=True)
     own = engine._replicas[0].server
@@ -669,6 +670,7 @@ def test_a_killed_server_is_started_again_and_asked_again(models: Models, enviro
         assert not Path(f"/proc/{pid}").exists() or ended(pid)
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_started_server_is_sent_adapters_alone_and_all_when_it_is_back(environment: Path) -> None:
     models, learner = {0: tiny_model()}, adapted(tiny_model())
     engine = started(models[0], environment)
