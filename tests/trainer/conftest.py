@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,10 +22,10 @@ if TYPE_CHECKING:
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs end with a stand-in for their learning curve: to draw one takes a third of the time of a tiny run."""
 
-    def save(figure: Any, file: IO[bytes], **_: Any) -> None:
-        file.write(b"\x89PNG, but for a picture")
+    def plot(folder: Path) -> None:
+        (folder / "learning_curve.png").write_bytes(b"\x89PNG, but for a picture")
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+    monkeypatch.setattr("trainer.run.loop.plot_run", plot)
 
 
 @pytest.fixture
@@ -58,6 +61,16 @@ def model() -> LanguageModel:
     from vllm_engines import blank_model
 
     return blank_model()
+
+
+@pytest.fixture
+def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake servers are forked from a process that has loaded PyTorch: a program takes seconds to. One test of each kind
+    of server starts it as a program."""
+    from forked import popen
+
+    known = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+    monkeypatch.setattr("trainer.engines.server.subprocess", known)
 
 
 @pytest.fixture

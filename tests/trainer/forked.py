@@ -6,19 +6,24 @@ loads them once, with every warning an error, and forks what a test asks for; so
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import re
+import shlex
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
 
-__all__ = ["Forked", "chosen_names", "roll_train"]
+__all__ = ["Forked", "ServerProcess", "chosen_names", "roll_train"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -65,6 +70,59 @@ class Forked:
             self._process.kill()
             raise AssertionError(f"the process ran for more than {timeout_s} s: {self.log.read_text()}")
         return status
+
+
+class ServerProcess:
+    """What ``subprocess.Popen`` gives for the program of a fake server, without what that would import.
+
+    It is in a process group of its own, has a standard input that ends with this process, and ends by signals.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str] | None, log: str) -> None:
+        pipe = Path(f"{log}.{time.monotonic_ns()}.stdin")
+        os.mkfifo(pipe)
+        self.stdin: IO[bytes] = os.fdopen(os.open(pipe, os.O_RDWR | os.O_CLOEXEC), "wb", buffering=0)
+        given = (module, arguments, dict(os.environ if environment is None else environment), pipe, log)
+        self._forked = Forked(_serve, *given, log=Path(os.devnull))
+        self.pid = self._forked.pid
+        while self.poll() is None and pipe.exists():
+            time.sleep(0.001)
+
+    def poll(self) -> int | None:
+        return self._forked.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._forked._process.join(timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired("a fake server", timeout or 0.0)
+        return status
+
+
+def popen(command: Sequence[str], *, stdout: Any, env: Mapping[str, str] | None, **how: Any) -> Any:
+    """``subprocess.Popen``, but for servers in environments that ``made_environment`` made."""
+    program = Path(command[0]).read_text(encoding="utf-8", errors="replace")
+    found = re.fullmatch(r"#!/bin/sh\nshift ?(\d?)\nexec '[^']+' '([^']+)' ?(.*?) ?\"\$@\"\n", program)
+    if found is None:
+        return subprocess.Popen(command, stdout=stdout, env=env, **how)
+    assert how == {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT, "process_group": 0}
+    arguments = [*shlex.split(found[3]), *command[1 + int(found[1] or 1) :]]
+    return ServerProcess(Path(found[2]).stem, arguments, env, stdout.name)
+
+
+def _serve(module: str, arguments: Sequence[str], environment: dict[str, str], pipe: Path, log: str) -> None:
+    os.setpgid(0, 0)
+    os.dup2(os.open(pipe, os.O_RDONLY), 0)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.argv = [module, *arguments]
+    with contextlib.suppress(FileNotFoundError):
+        pipe.unlink()  # from here on signals find it
+    importlib.import_module(module).main()
 
 
 def _run(function: Callable[..., int | None], arguments: tuple[Any, ...], log: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import random
 import signal
 import tracemalloc
@@ -35,6 +36,7 @@ from trainer.run.checkpoint import (
     restore_random,
     save_checkpoint,
     set_aside_after,
+    versions,
 )
 
 
@@ -409,3 +411,14 @@ def test_weights_of_several_types_are_read_by_the_library(tmp_path: Path) -> Non
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor), name
+
+
+def test_versions_are_read_once_and_a_package_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.run.checkpoint._PACKAGES", ("numpy", "no-such-package"))
+    assert versions() == {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "no-such-package": "not installed",
+    }
+    monkeypatch.setattr("importlib.metadata.version", None)
+    assert versions()["numpy"] == np.__version__

@@ -161,6 +161,7 @@ def test_a_failure_of_another_kind_is_not_asked_again(engine: RemoteEngine, fake
     assert fake[1].paths.count("/update_weights") == before + 2  # these weights once, and those of before
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_revival_that_stumbles_begins_anew_with_another_process(model: LanguageModel, tmp_path: Path) -> None:
     engine = started(model, made_environment(tmp_path / "venv"))
     first, replica = process(engine), engine._replicas[0]
@@ -444,6 +445,7 @@ def test_several_servers_all_get_all_weights(model: LanguageModel, way: str, mon
         engine.close()
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_each_replica_has_gpus_of_its_own(model: LanguageModel, tmp_path: Path) -> None:
     engine = started(model, made_environment(tmp_path / "venv", **GPU_BUILD), gpus="3,5", replicas=2)
     found = [(replica.server._environment or {})["CUDA_VISIBLE_DEVICES"] for replica in engine._replicas]

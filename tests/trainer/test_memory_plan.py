@@ -20,6 +20,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
+    Qwen2Config,
     Qwen3MoeConfig,
     StableLmConfig,
     T5Config,
@@ -38,7 +39,7 @@ from trainer.learner.torch import TorchLearner
 from trainer.model.network import LanguageModel
 from trainer.rollout.source import side_by_side
 from trainer.run import memory_items, memory_plan
-from trainer.run.counted import _storages, count, kept_for_backward
+from trainer.run.counted import _build, _count_all, _storages, count, kept_for_backward
 from trainer.run.memory_items import ALWAYS, BACKWARD, CRITIC_BACKWARD, CRITIC_STEP, GIB, SAMPLING, STEP
 from trainer.run.memory_plan import MemoryPlan, make_plan, read_model_config
 from trainer.run.preflight import preflight
@@ -95,6 +96,34 @@ def test_what_is_counted_is_what_the_learner_holds(overrides: tuple[str, ...]) -
     assert counted.trained == sum(v.numel() for v in learner._masters.values)
     assert counted.masters == sum(v.nbytes for _, v in learner._masters._pairs)
     assert counted.optimizer == sum(x.nbytes for x in states)
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_key_value_heads": 2}
+AS_LARGE = {"num_experts": 3, "intermediate_size": 49}
+"""A layer without experts has as many numbers as one with them."""
+WINDOW = {"use_sliding_window": True, "sliding_window": 200, "max_window_layers": 3, "num_key_value_heads": 2}
+
+
+PPO = ("algorithm=ppo", "learner.precision=bfloat16", "optimizer.name=muon")
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides"),
+    [
+        (LlamaConfig(**SMALL | {"num_hidden_layers": 4}, tie_word_embeddings=True), PPO),
+        (LlamaConfig(**SMALL | {"num_hidden_layers": 4}), ("learner.lora_rank=4",)),
+        (Qwen3MoeConfig(**SMALL | EXPERTS | {"num_hidden_layers": 4}), ()),
+        (Qwen3MoeConfig(**SMALL | EXPERTS | {"num_hidden_layers": 4}, mlp_only_layers=[2]), ()),
+        (Qwen3MoeConfig(**SMALL | EXPERTS | {"num_hidden_layers": 4} | AS_LARGE, mlp_only_layers=[2]), ()),
+        (Qwen2Config(**SMALL | WINDOW | {"num_hidden_layers": 4}), ()),
+    ],
+    ids=["alike", "lora", "experts", "experts but for one", "one as large as experts", "windows in the last"],
+)
+def test_the_first_layers_tell_what_all_of_them_take(model: Any, overrides: tuple[str, ...]) -> None:
+    if "learner.lora_rank=4" in overrides:
+        pytest.importorskip("peft", reason="the extra 'lora' is not installed")
+    given = config(*overrides)
+    assert count(given, model) == _count_all(given, model, _build(model))
 
 
 @pytest.mark.parametrize("tokens", [16, 40])

@@ -70,6 +70,7 @@ def test_weights_that_one_server_does_not_take_are_an_error(
     check(ask(engine, 9), version=1)
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_server_that_dies_costs_nothing_and_comes_back(model: LanguageModel, tmp_path: Path) -> None:
     engine = started(model, made_environment(tmp_path / "venv"), replicas=2, max_running=8)
     engine.update_weights(weights_of(blank_model().network), 3)

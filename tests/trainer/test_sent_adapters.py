@@ -159,6 +159,7 @@ def test_a_server_with_weights_of_another_trainer_is_sent_all(model: LanguageMod
         engine.close()
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_server_that_dies_is_sent_all(model: LanguageModel, tmp_path: Path) -> None:
     learner, engine = learner_of(), started(model, made_environment(tmp_path / "venv"))
     try:

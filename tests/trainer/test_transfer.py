@@ -148,6 +148,7 @@ def test_a_worker_that_fails_ends_an_update_at_once(
         engine.close()
 
 
+@pytest.mark.usefixtures("forked_servers")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_server_that_dies_midway_gets_all_weights_again(
     tmp_path: Path, model: LanguageModel, small_buckets: None, way: str

@@ -304,6 +304,7 @@ def test_weights_can_go_by_a_folder(model: LanguageModel, fake: tuple[str, FakeV
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_killed_server_is_started_again_and_asked_again(model: LanguageModel, environment: Path) -> None:
     engine = started(model, environment)
     engine.update_weights(weights_of(blank_model().network), 3)
@@ -327,6 +328,7 @@ def test_a_killed_server_is_started_again_and_asked_again(model: LanguageModel, 
     assert all(map(ended, pids))
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_request_that_gives_up_does_not_end_the_restart(
     model: LanguageModel, environment: Path, tmp_path: Path
 ) -> None:
@@ -508,6 +510,7 @@ def test_a_server_that_runs_must_take_the_longest_request(model: LanguageModel, 
     connect(model, fake[0]).close()
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_two_trainers_do_not_share_the_server_of_a_port(model: LanguageModel, environment: Path) -> None:
     port = server.free_port()
     slow = ["--starts-after", "1"]  # as a server that loads before it binds its port

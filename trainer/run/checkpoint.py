@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -313,11 +313,16 @@ def restore_random(states: Mapping[str, Any]) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and the packages that decide a result; a package that is missing is ``not installed``."""
-    found = {"python": platform.python_version(), **dict.fromkeys(_PACKAGES, "not installed")}
-    for package in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+    return {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}}
+
+
+@cache
+def _version(package: str) -> str:
+    """Read once: a checkpoint of a small model takes less time than the metadata of these packages."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _checked_files(folder: Path) -> tuple[list[str], list[str] | None]:
