@@ -124,6 +124,8 @@ _SAYINGS = {
     ),
     "listed option": r"(?m)^\W{0,4}([A-J])[.):]\**\s(?:([^*\n]{1,80})\*\*|([^\n]{1,80})$)",
     "chosen": r"(?m)(?i:{NAMED})({GROUP}){END}",
+    # "AC", where several are right.
+    "joined": r"(?=[A-J]{2})(A?B?C?D?E?F?G?H?I?J?)(?=\W*(?:$|\n))",
     "denied": (
         r"(?m)(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false|worst)(?: (?i:{OPTION}))?:) ?"
         r"((?:(?i:{OPTION} )?{LETTER}(?:, ?| ?[;&] ?| and ))*(?i:{OPTION} )?{LETTER})|"
@@ -171,7 +173,8 @@ _SAYINGS = {
         r"|因此|所以|아니라|故|[而得该]是|よって|正しいのは|(?:正确|符合|错误)的(?:选项|一项)?是"
         r"|(?-i:(?<![A-J] ))(?:[→⇒∴]|=>)|=(?= {OPTION})"
         r"|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{0,3}{NAMED})({GROUP}){END}"
-        r"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{NAMED})({GROUP})(?: I \w+)?[.!…]*$"
+        r"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen)(?<![A-J](?=, [A-J]\b)), | [–—-] )"
+        r"(?i:{NAMED})({GROUP})(?: I \w+)?[.!…]*$"
         r"|\bis:\n{1,2}\W{0,3}([B-J])[.)] "
         r"|\A(?:[A-Za-z'’-]+ ){1,6}(\([A-J]\))[.!]|\bleav(?:ing|es) (?:[A-Za-z'’-]+ ){1,5}(\([A-J]\))"
     ),
@@ -241,6 +244,7 @@ _SAYINGS = {
     "refuses": (
         r"(?i)(?:cannot|can['’]t) (?:tell|say|know) which"
         r"|(?:\bnot|n['’]t) (?:\w+ ){0,8}(?:pick|choose) (?:one|any|between)\b"
+        r"|(?:\banswer(?: is|:)*|boxed) ?none of\b"
     ),
     # The letter that a sentence begins with.
     "begins": r"\W{0,4}(?i:{NAMED})([A-J])\b",

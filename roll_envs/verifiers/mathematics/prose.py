@@ -83,6 +83,7 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
         r"\b(?:[^,;:]|:(?! ))*(?=[,;.]|$)",
         r",?\s(?:or|which is)\s\S+\s(?:as|in)\s(?:an?\s)?(?:mixed|decimal|fraction|percent|simplest|improper)\w*"
         r"(?:\s(?:number|form|fraction|notation))?",
+        r",?\sfrom\s\d[\d:]*\s?[AaPp][Mm]\s(?:to|until|till)\s\d[\d:]*\s?[AaPp][Mm]\b",
         r";\s(?:[^;]{0,200}\bwould be|the (?:others?|rest)|[^;]{0,40}(?:\bfails?|n't|\bnot))\b[^;]*$",
         r"[;,]\s\(?(?:check|verify|verification|proof)\b:?.*$",
         r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
