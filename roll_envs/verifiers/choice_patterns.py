@@ -92,7 +92,7 @@ _PARTS = {
         r"|{SHOWN}(?= [A-J]\b(?!:)))\b[ :,]{0,3}|选项|選項|選択肢|#?\d[.):] ?){0,6}+<?"
     ),
     "END": (
-        r"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/،؛]|$|- | -|(?:→ )?(?i:{FOLLOWING})\b"
+        r"(?:(?<=[)\]])(?! ?(?!(?:is|are) true\b)[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/،؛]|$|- | -|(?:→ )?(?i:{FOLLOWING})\b"
         r"|(?:选项|選項|项|項)(?![错不误誤])|比较|更|最|です|である|だ|[とに]な|と思|吧|예요|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
         r"(?!\W{0,3}(?:(?:(?:which )?(?:is|was) )?(?:incorrect|wrong|false)|is not|isn['’]t|falsch|неверн\w+|faux"
         r"|(?:ف?غير|خطأ))\b|\W{0,2}[:.)|?] (?i:no)\b)"
@@ -153,7 +153,7 @@ _SAYINGS = {
         r"|({GROUP})[:.)|]? (?:(?!{LETTER})[^\n✗✘❌]){1,80}?(?:\?| [|–—-]|[.,;!](?= (?i:yes|correct|true)\W*$)"
         r"|(?= yes\W*$)) {YES}"
         r"|^\W{0,3}(?:(?i:{OPTION}) )?({GROUP})(?:[).:](?![^\n]{0,40}\bstatement\b)[^\n]{0,80}?)?"
-        r" (?:is|are) (?i:true|correct|right)\b"
+        r" (?:is|are) (?i:true|correct|right)\b|(?<=[:,] )({BRACKETS}) is true\b"
         r"|^\W{0,3}(?i:{NAMED})({GROUP})[^\n✗✘❌]{0,80}[✓✔✅][ |]*$|^\W{0,3}(?:[✓✔✅]|\[x\])\W{0,3}({GROUP})"
     ),
     "fits": (
@@ -218,7 +218,7 @@ _SAYINGS = {
         r"|\b(?:blood|chord|(?<!answer )key|grade|symbol|language|vitamin|note|alphabet|initial|favou?rite|team|size)\b"
         r"(?: \w+){0,5} {IS} (?:an? |in )?[A-Z]\b"
         r"|(?:^|\n|: |\b(?:are|have) )[(\[]?A"
-        r"(?=(?:[).:\]]| [–-]) (?!(?i:true|false|yes|no|not|correct|is (?:the|right|correct))\b|[✓✔✅✗✘❌])"
+        r"(?=(?:[).:\]]| [–-]) (?!(?i:true|false|yes|no|not|correct|is (?:the|right|correct|true))\b|[✓✔✅✗✘❌])"
         r"[^\n]{1,80}?\bB(?:[).:\]]| [–-]) )"
     ),
     # "B (red) and D (blue)" is a list as "B and D" is.
