@@ -155,7 +155,7 @@ def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
         return found
     bare = _bare(SAYS["in quotes"].sub(r"\1", text))
     bare = SAYS["remarks"].sub(r"\1", SAYS["all of"].sub("x", bare))
-    if SAYS["labels alone"].fullmatch(bare) or _cut_in_list(bare):
+    if SAYS["labels alone"].fullmatch(bare) or bare == letters or _cut_in_list(bare):
         return frozenset()
     if SAYS["refuses"].search(re.split(r"[.!?]\s+|\n", bare.rstrip(".!"))[-1]):
         return frozenset()
