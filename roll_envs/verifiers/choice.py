@@ -155,7 +155,7 @@ def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
         return found
     bare = _bare(SAYS["in quotes"].sub(r"\1", text))
     bare = SAYS["remarks"].sub(r"\1", SAYS["all of"].sub("x", bare))
-    if SAYS["labels alone"].fullmatch(bare) or _cut_in_list(bare):
+    if SAYS["labels alone"].fullmatch(bare) or bare == letters or _cut_in_list(bare):
         return frozenset()
     if SAYS["refuses"].search(re.split(r"[.!?]\s+|\n", bare.rstrip(".!"))[-1]):
         return frozenset()
@@ -175,7 +175,7 @@ def _read(text: str, letters: str, options: Sequence[str]) -> frozenset[str]:
         return _named(begun[1])
     listed_on = SAYS["listed on"].match(bare)
     if listed_on and _consecutive(listed := [*map(str.upper, listed_on.groups())]) and not denied:
-        return frozenset(listed[0])
+        return frozenset(listed[0]) & set(letters)
     lines = [line for line in bare.splitlines() if line.strip()]
     if settled_from or _consecutive(SAYS["of list"].findall(bare)):
         lines = []
@@ -283,7 +283,7 @@ def _committed(text: str, letters: str, options: Sequence[str]) -> frozenset[str
     said = normalize(bare)
     if exact := {one for one, option in zip(letters, options, strict=False) if normalize(_bare(option)) == said}:
         return frozenset(exact)
-    match = SAYS["chosen"].match(bare) or SAYS["small label"].match(bare)
+    match = SAYS["chosen"].match(bare) or SAYS["small label"].match(bare) or SAYS["joined"].match(bare)
     found = _named(match[1].upper()) if match else frozenset()
     return found if found <= set(letters) else frozenset()
 

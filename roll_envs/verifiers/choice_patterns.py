@@ -92,7 +92,7 @@ _PARTS = {
         r"|{SHOWN}(?= [A-J]\b(?!:)))\b[ :,]{0,3}|选项|選項|選択肢|#?\d[.):] ?){0,6}+<?"
     ),
     "END": (
-        r"(?:(?<=[)\]])(?! ?[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/،؛]|$|- | -|(?:→ )?(?i:{FOLLOWING})\b"
+        r"(?:(?<=[)\]])(?! ?(?!(?:is|are) true\b)[a-z])|(?= ?(?:[.,;:!)\]…>|(—–/،؛]|$|- | -|(?:→ )?(?i:{FOLLOWING})\b"
         r"|(?:选项|選項|项|項)(?![错不误誤])|比较|更|最|です|である|だ|[とに]な|と思|吧|예요|번|입니다|이다|है|सही|seçeneği|şıkkı)))"
         r"(?!\W{0,3}(?:(?:(?:which )?(?:is|was) )?(?:incorrect|wrong|false)|is not|isn['’]t|falsch|неверн\w+|faux"
         r"|(?:ف?غير|خطأ))\b|\W{0,2}[:.)|?] (?i:no)\b)"
@@ -124,6 +124,8 @@ _SAYINGS = {
     ),
     "listed option": r"(?m)^\W{0,4}([A-J])[.):]\**\s(?:([^*\n]{1,80})\*\*|([^\n]{1,80})$)",
     "chosen": r"(?m)(?i:{NAMED})({GROUP}){END}",
+    # "AC", where several are right.
+    "joined": r"(?=[A-J]{2})(A?B?C?D?E?F?G?H?I?J?)(?=\W*(?:$|\n))",
     "denied": (
         r"(?m)(?:[✗✘❌]|(?:^|[.;] )(?i:incorrect|wrong|false|worst)(?: (?i:{OPTION}))?:) ?"
         r"((?:(?i:{OPTION} )?{LETTER}(?:, ?| ?[;&] ?| and ))*(?i:{OPTION} )?{LETTER})|"
@@ -151,7 +153,7 @@ _SAYINGS = {
         r"|({GROUP})[:.)|]? (?:(?!{LETTER})[^\n✗✘❌]){1,80}?(?:\?| [|–—-]|[.,;!](?= (?i:yes|correct|true)\W*$)"
         r"|(?= yes\W*$)) {YES}"
         r"|^\W{0,3}(?:(?i:{OPTION}) )?({GROUP})(?:[).:](?![^\n]{0,40}\bstatement\b)[^\n]{0,80}?)?"
-        r" (?:is|are) (?i:true|correct|right)\b"
+        r" (?:is|are) (?i:true|correct|right)\b|(?<=[:,] )({BRACKETS}) is true\b"
         r"|^\W{0,3}(?i:{NAMED})({GROUP})[^\n✗✘❌]{0,80}[✓✔✅][ |]*$|^\W{0,3}(?:[✓✔✅]|\[x\])\W{0,3}({GROUP})"
     ),
     "fits": (
@@ -171,7 +173,8 @@ _SAYINGS = {
         r"|因此|所以|아니라|故|[而得该]是|よって|正しいのは|(?:正确|符合|错误)的(?:选项|一项)?是"
         r"|(?-i:(?<![A-J] ))(?:[→⇒∴]|=>)|=(?= {OPTION})"
         r"|(?:(?<=[a-z] )=|->)(?= [A-J][.!]?$))[ ,:]{0,3}{NAMED})({GROUP}){END}"
-        r"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen), | [–—-] )(?i:{NAMED})({GROUP})(?: I \w+)?[.!…]*$"
+        r"|(?:^(?:\d+[.)] )?|[.!?:;…] ?|(?<![Nn]ext)(?<![Tt]hen)(?<![A-J](?=, [A-J]\b)), | [–—-] )"
+        r"(?i:{NAMED})({GROUP})(?: I \w+)?[.!…]*$"
         r"|\bis:\n{1,2}\W{0,3}([B-J])[.)] "
         r"|\A(?:[A-Za-z'’-]+ ){1,6}(\([A-J]\))[.!]|\bleav(?:ing|es) (?:[A-Za-z'’-]+ ){1,5}(\([A-J]\))"
     ),
@@ -215,7 +218,7 @@ _SAYINGS = {
         r"|\b(?:blood|chord|(?<!answer )key|grade|symbol|language|vitamin|note|alphabet|initial|favou?rite|team|size)\b"
         r"(?: \w+){0,5} {IS} (?:an? |in )?[A-Z]\b"
         r"|(?:^|\n|: |\b(?:are|have) )[(\[]?A"
-        r"(?=(?:[).:\]]| [–-]) (?!(?i:true|false|yes|no|not|correct|is (?:the|right|correct))\b|[✓✔✅✗✘❌])"
+        r"(?=(?:[).:\]]| [–-]) (?!(?i:true|false|yes|no|not|correct|is (?:the|right|correct|true))\b|[✓✔✅✗✘❌])"
         r"[^\n]{1,80}?\bB(?:[).:\]]| [–-]) )"
     ),
     # "B (red) and D (blue)" is a list as "B and D" is.
@@ -241,6 +244,7 @@ _SAYINGS = {
     "refuses": (
         r"(?i)(?:cannot|can['’]t) (?:tell|say|know) which"
         r"|(?:\bnot|n['’]t) (?:\w+ ){0,8}(?:pick|choose) (?:one|any|between)\b"
+        r"|(?:\banswer(?: is|:)*|boxed) ?none of\b"
     ),
     # The letter that a sentence begins with.
     "begins": r"\W{0,4}(?i:{NAMED})([A-J])\b",

@@ -62,7 +62,8 @@ def lettered(answer: str, letters: str, options: Sequence[str]) -> str:
         pattern = r"\s+".join(map(re.escape, words.split()))
         if _JUDGES.fullmatch(words.casefold()):
             patterns.append(
-                rf'(["“]{pattern}[.,]?["”]|^{pattern}(?=[.,;:!])|(?<=[.?!:] ){pattern}(?:, [^.,!?\n]{{1,80}})?[.!]?\Z'
+                rf'(["“]{pattern}[.,]?["”]|(?:^|(?<=^[A-J][.)] )|(?<=^\([A-J]\) )){pattern}(?=[.,;:!])'
+                rf"|(?<=[.?!:] ){pattern}(?:, [^.,!?\n]{{1,80}})?[.!]?\Z"
                 rf"|(?:(?<=: )|(?<=\bis )|(?<=['’]s )){pattern}(?=[.,:;!]|$| because| since))"
             )
         else:

@@ -32,7 +32,7 @@ _KEY = re.compile(
 )
 # Special tokens of chat templates, emphasis of HTML, and a tag that was cut off.
 _TOKENS = re.compile(
-    r"<[|｜][^<>|｜]{1,40}[|｜]>|</s>|\[/?[A-Z]{3,12}\]|<(?:eo\w|end_of_turn|br ?/?|/?(?:b|i|em|strong|p))>"
+    r"<[|｜][^<>|｜]{1,40}[|｜]>|</?s>|\[/?[A-Z]{3,12}\]|<(?:eo\w|end_of_turn|br ?/?|/?(?:b|i|em|strong|p))>"
     r"|</[a-z_]{0,12}$"
 )
 # Emphasis of Markdown; between letters or digits two stars are a power.

@@ -71,7 +71,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
     ``final_expression("We get $x=2$, so the answer is $\\frac12$ cm.")`` is ``"\\frac12 cm"``.
     """
     text = _written(text)
-    boxes = boxed(text)
+    boxes = [_LETTER_UNIT.sub(r"\1\\text{ \2}", box) for box in boxed(text)]
     return _unstyled(", ".join(boxes) if boxes or require_boxed else _unboxed(text))
 
 

@@ -83,6 +83,8 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
         r"\b(?:[^,;:]|:(?! ))*(?=[,;.]|$)",
         r",?\s(?:or|which is)\s\S+\s(?:as|in)\s(?:an?\s)?(?:mixed|decimal|fraction|percent|simplest|improper)\w*"
         r"(?:\s(?:number|form|fraction|notation))?",
+        r"\s(?:for which|such that)\s[^,;]{1,80}\s(?:is|are)\s[^,;=]{1,40}?(?=\s(?:is|are)\s)",
+        r",?\sfrom\s\d[\d:]*\s?[AaPp][Mm]\s(?:to|until|till)\s\d[\d:]*\s?[AaPp][Mm]\b",
         r";\s(?:[^;]{0,200}\bwould be|the (?:others?|rest)|[^;]{0,40}(?:\bfails?|n't|\bnot))\b[^;]*$",
         r"[;,]\s\(?(?:check|verify|verification|proof)\b:?.*$",
         r"\b[Aa]s [a-z] (?:→|->|tends to|approaches|goes to) \S+",
@@ -91,6 +93,9 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
     "about": (
         r",\s(?:or\s|which is\s|i\.e\.\s|soit\s)?(?:approximately|about|roughly|environ|etwa|circa)\s"
         r"(?=[\d$€£]|{SIGN})",
+    ),
+    "later": (  # "is 5 m high 2 seconds after"
+        r"(\d\s?[a-z²³/]+(?:\s[a-z]+){0,4})\s[\d.]+\s(?:second|minute|hour|day|week|month|year)s?(?=\s(?:after|before)\b)",
     ),
     "explained": (  # "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer
         r"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{0,80}?(?:\d|{SIGN}|=[^:]{0,80})"
@@ -150,7 +155,7 @@ def _stated(sentence: str, first: bool, main: bool) -> str:
     revised = REVISED.split(sentence)[-1]
     sentence = revised if re.search(rf"\d|{SIGN}", revised) else sentence
     sentence = _CLAUSE["about"].sub(" ≈ ", _CLAUSE["remark"].sub("", RESTATED.sub("", sentence)))
-    sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", sentence)
+    sentence = re.sub(r"(?<=\d) and a half\b", " 1/2", _CLAUSE["later"].sub(r"\1", sentence))
     if re.search("probability|chance|odds", sentence):
         sentence = re.sub(r"(\d) (?:in|out of) (\d)", r"\1/\2", sentence)
     if "ratio" in sentence:
@@ -197,7 +202,7 @@ def _main(clause: str, first: bool) -> str | None:
         found.pop()
     quantity = clause[slice(*found[-1])]
     # The end of a calculation with words in it: "10 books × 3 = 30", "m = (2 kg/L)(3 L) = 6 kg".
-    part = re.search(r"[/×*·÷^]\s?$|[a-z] x\s$|\bchoose\s$", clause[: found[-1][0]])
+    part = re.search(r"[/×*·÷^=]\s?$|[a-z] x\s$|\bchoose\s$", clause[: found[-1][0]])
     if part or quantity.count(")") > quantity.count("("):
         quantity = quantity.rpartition("=")[2].strip()
     # A letter behind a number, set apart, is a unit and no variable.

@@ -32,7 +32,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$",
     ),
     "supposed": (
-        r"if\b.{1,200}\b(?:would|were)\b",
+        r"if\b(?=.{1,200}\b(?:would|were)\b).{1,200}\b(?:had|were|more|fewer|less|instead|another|other)\b",
         r".{1,200}\bwould be\b.{1,200}\bif\b",
         r"(?:many|most|some) people\b.{1,200}\bwould\b",
     ),
@@ -50,6 +50,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"for (?:example|instance)\b",
         r"(?:this|that|it) (?:is|occurs|happens|is (?:reached|attained|taken)) (?:at|when|for)\b",
         r"(?:this|that|it|which) (?:seems|looks|is) (?:reasonable|plausible|sensible)\b",
+        r"이\s+(?:결과|식)",
         r"if\b[^,]*, (?:buy|get|use|order|round|plan|consider|you (?:can|could|may|might|should))\b",
     ),
     "explanation": (  # the same, until a later sentence ends it
@@ -68,6 +69,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"(?:working|steps|references?\b|on average\b|(?:that|this)(?:'s| is) an average\b)",
         r"(?:that|this|which|it)(?:'s| is| would be) (?:equivalent|the same)(?!.*=)",
     ),
+    "alternative": (r"if\b.{1,200}\bwould\b",),  # is left out by itself behind a conclusion
     "concludes": (
         r"(?:so|thus|hence|therefore|consequently|finally|overall|altogether|total|conclusion"
         r"|in (?:total|all|summary|conclusion))\b",
@@ -121,8 +123,10 @@ _SAYS = patterns(_PHRASES, parts=PARTS, opening="(?i)")
 CONCLUDES, REVISED = _BEGINS["concludes"], _SAYS["revised"]
 _CUT_OFF = re.compile(
     r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that|at|for|in|on|as|than|which|where|when|we|he|she|they|has|have"
-    r"|was|were|be|or|if|so|but|(?:need|have) to \w+)|[\w)\]] ?[-+*/=×,])\s*$"
+    r"|was|were|be|or|if|so|but|(?:need|have) to \w+)|[\w)\]] ?[-+*/=×,]|:)\s*$"
+    r"|\\(?:[(\[]|begin\{)(?![\s\S]*\\(?:[)\]]|end\{))"  # mathematics that never ends
 )
+_ASKS = re.compile(r"(?i)\bhow (?:many|much)\b[^?]*\?\W*$")  # the problem once more
 _UNFINISHED = re.compile(rf"(?:(?!{SIGN}|\d)[\w'’,;()/-]+ ){{6,}}(?!{SIGN})[A-Za-z]+")
 _WRITINGS = (
     (r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2"),
@@ -160,7 +164,8 @@ def sentences(text: str, *, first: bool = False) -> list[str]:
         if begun and (_VALUE.search(part) or ":" in part or _SHORT.fullmatch(part)):
             back = "explanation" if "explanation" in (begun, back) else begun
         converts = stated and _BEGINS["converts"].match(part) and not _rounds(part, told[-1])
-        if not (begun or back or converts or _BEGINS["aside"].match(part) or _BEGINS["supposed"].match(part)):
+        left_out = ("aside", "supposed", "alternative") if concluded else ("aside", "supposed")
+        if not (begun or back or converts or any(_BEGINS[kind].match(part) for kind in left_out)):
             concluded = concluded or bool(CONCLUDES.match(part) or (not told and _SHORT.fullmatch(part)))
             stated = stated or _VALUE.search(part) is not None
             told.append(part)
@@ -172,7 +177,8 @@ def sentences(text: str, *, first: bool = False) -> list[str]:
     cut_off = not back and bool(_CUT_OFF.search(text) or (len(every) > 1 and _UNFINISHED.fullmatch(every[-1])))
     if cut_off and first and len(every) > 1:
         return told if told[-1:] != every[-1:] else told[:-1]
-    return [] if cut_off or any(map(_SAYS["no answer"].search, doubted)) else told
+    asks = every and _ASKS.search(every[-1])
+    return [] if cut_off or asks or any(map(_SAYS["no answer"].search, doubted)) else told
 
 
 def _rounds(sentence: str, before: str) -> bool:
