@@ -80,12 +80,12 @@ class UnknownNameError(RollError):
 class MissingExtraError(RollError, ImportError):
     """An optional part is not installed; the message is the pip command that installs it."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(what, extra)
-        self.what, self.extra = what, extra
+    def __init__(self, what: str, extra: str, package: str = "roll-envs") -> None:
+        super().__init__(what, extra, package)
+        self.what, self.extra, self.package = what, extra, package
 
     def __str__(self) -> str:
-        return f"{self.what} needs the optional part {self.extra!r}: pip install 'roll-envs[{self.extra}]'"
+        return f"{self.what} needs the optional part {self.extra!r}: pip install '{self.package}[{self.extra}]'"
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

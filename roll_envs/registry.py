@@ -23,7 +23,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from roll_envs.errors import ConfigError, PluginError, RollError, UnknownNameError
+from roll_envs.errors import ConfigError, MissingExtraError, PluginError, RollError, UnknownNameError
 
 T = TypeVar("T")
 
@@ -155,7 +155,8 @@ class Registry(Generic[T]):
 
     def load(self, name: str, point: EntryPoint) -> Any:
         """What ``point`` leads to, imported for the part ``name``. Raises :class:`PluginError` that names the package
-        and the cause, or the error of the import itself where it is meant for users."""
+        and the cause, the error of the import itself where it is meant for users, or :class:`MissingExtraError` where
+        a module of others is missing and ``point`` names the extra that brings it (``name = module:NAME [extra]``)."""
         declared = self.declared(name)
         if not point.pattern.match(point.value):
             self._failed[name] = f"its entry point {point.value!r} is not of the form module:NAME"
@@ -166,11 +167,15 @@ class Registry(Generic[T]):
             reason = error_and_place(error)
             if isinstance(error, ImportError | AttributeError):
                 # A folder of the user's that has the package's name may be the cause.
-                why = why_not_found(point.value.partition(":")[0], [] if declared is None else [declared.root])
+                why = why_not_found(point.module, [] if declared is None else [declared.root])
                 reason += f". {why}" if why else ""
             self._failed[name] = reason
             if isinstance(error, RollError):
                 raise
+            if isinstance(error, ModuleNotFoundError) and point.extras and declared is not None:
+                if (error.name or "").partition(".")[0] != point.module.partition(".")[0]:
+                    what = f"{self.kind} {name!r} of {declared.source}"
+                    raise MissingExtraError(what, point.extras[0], declared.package) from error
             raise PluginError(self.broken(name, reason)) from error
         self._failed.pop(name, None)
         return found

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.util
 import io
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
 from roll_envs.cli.common import table
@@ -70,8 +72,12 @@ def summary(name: str) -> str:
         return COMMANDS.find(name).SUMMARY
     if broken := COMMANDS.unusable(name):
         return f"broken: {broken}"
-    found = located(declared.point.module, [declared.root])
+    module = declared.point.module
     try:
+        # The finder of an editable installation knows a folder that is not on the path; no package is imported for it.
+        spec = importlib.util.find_spec(module.partition(".")[0])
+        edited = [Path(folder).parent for folder in (spec and spec.submodule_search_locations) or ()]
+        found = located(module, [declared.root, *edited])
         for node in ast.parse(found[1].read_bytes() if found else "").body:
             if isinstance(node, ast.Assign | ast.AnnAssign) and re.match(r"SUMMARY\b", ast.unparse(node)):
                 return " ".join(str(ast.literal_eval(node.value or node)).split())
@@ -136,7 +142,7 @@ def _help() -> int:
 
 def _run(name: str, given: Sequence[str]) -> int:
     if not name or name.startswith("-"):
-        raise ConfigError(f"a COMMAND comes first, not {name!r} (see roll-envs --help)")
+        raise ConfigError(f"a COMMAND comes first{name and f', not {name!r}'} (see roll-envs --help)")
     command = COMMANDS.find(name)
     parser = _Parser(prog=f"roll-envs {name}", description=command.__doc__, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")

@@ -216,7 +216,7 @@ def test_an_error_of_ours_is_not_blamed_on_a_package(monkeypatch: pytest.MonkeyP
         (["check", COUNTER, "--seeds", "0"], "1 or more"),
         (["lst"], "did you mean 'list'"),
         (["list", "--nonsense"], "unrecognized arguments"),
-        ([], "COMMAND"),
+        ([], "a COMMAND comes first (see"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -56,12 +56,27 @@ def test_a_command_of_a_package_is_run_with_its_arguments(tmp_path: Path) -> Non
 
 def test_listing_imports_nothing(tmp_path: Path) -> None:
     _good(tmp_path)
+    install(tmp_path, "edited-tools", {"edit": "edited.command"}, {}, group=COMMANDS.group)
+    edited = tmp_path / "elsewhere" / "edited"  # as an editable installation has it: a finder knows the folder
+    edited.mkdir(parents=True)
+    (edited / "__init__.py").write_text("1 / 0")
+    (edited / "command.py").write_text("SUMMARY = 'as edited'")
     program = (
-        "import sys; from roll_envs.cli import main; main(['--help'])\n"
-        "assert 'hello_world' not in sys.modules\n"
+        "import sys, importlib.util as util; from roll_envs.cli import main\n"
+        "class Finder:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        place = {str(edited)!r}\n"
+        "        if name == 'edited':\n"
+        "            return util.spec_from_file_location(\n"
+        "                name, place + '/__init__.py', submodule_search_locations=[place])\n"
+        "sys.meta_path.append(Finder)\n"
+        "main(['--help'])\n"
+        "assert not {'hello_world', 'edited'} & {*sys.modules}\n"
         "main(['list', '--json']); assert 'hello_world' not in sys.modules"
     )
-    assert "hello say hello to 100%" in " ".join(run_python(program, tmp_path).split())
+    shown = " ".join(run_python(program, tmp_path).split())
+    assert "hello say hello to 100%" in shown
+    assert "edit as edited" in shown
 
 
 def test_broken_commands_are_one_line_each_and_break_no_other(tmp_path: Path) -> None:
