@@ -182,11 +182,13 @@ def _dry_run(options: argparse.Namespace) -> int:
     from trainer.run.report import Report
 
     config = _load(options)
-    _check_trainable(config)
+    notes = _check_trainable(config)
     sys.stdout.write(dump_config(config))
     sys.stdout.flush()
     report = Report()
     report.print_plan(config)
+    for note in notes:
+        report.say(note)
     if _needs_preflight(config):
         from trainer.run.preflight import preflight
 
@@ -210,12 +212,14 @@ def _train(options: argparse.Namespace) -> int:
     from trainer.run.report import Report
 
     config = _load(options)
-    _check_trainable(config)
+    notes = _check_trainable(config)
     from trainer.run.loop import train
     from trainer.run.preflight import preflight
 
     report, ready = Report(), preflight(config)
     _print_ready(report, ready)
+    for note in notes:
+        report.say(note)
     with RunFolder.create(ready.config) as folder:
         return _finish(folder, report, lambda: train(ready.config, folder, report))
 
@@ -350,9 +354,9 @@ def _load(options: argparse.Namespace) -> RunConfig:
     return load_config(options.config, [*options.overrides, *output])
 
 
-def _check_trainable(config: RunConfig) -> None:
+def _check_trainable(config: RunConfig) -> list[str]:
     """Fail before a folder is made where an environment or context cannot be had, the engine has no model of ours, or
-    nobody knows what a warm start is to show."""
+    nobody knows what a warm start is to show; what else a user should know of the warm start."""
     from roll_envs import env_registry as registry
     from roll_envs.env import TextEnv
     from roll_envs.managers import load_context
@@ -361,14 +365,22 @@ def _check_trainable(config: RunConfig) -> None:
     if find_engine(config.engine.name).prompts(config) is not None:
         raise not_trained_here(config.engine.name)
     load_context(config.context.kind, turns=config.context.turns, function=config.context.function)
+    warm, notes = config.warm_start, []
     for entry in config.environments:
         env = registry.make_within(config.rollout.longest_make_s, entry.id, entry.kwargs)
         registry.discard(env)
-        if config.warm_start.steps and not config.warm_start.teacher and not isinstance(env, TextEnv):
+        if not warm.steps or warm.teacher:
+            continue
+        unsolved = isinstance(env, TextEnv) and type(env).oracle is TextEnv.oracle
+        if unsolved and warm.learn_random:
+            notes.append(f"{entry.id} has no oracle: the warm start shows random actions alone.")
+        elif unsolved or not isinstance(env, TextEnv):
+            why = "has no oracle, and random actions are not learnt" if unsolved else "is no roll_envs.TextEnv"
             raise ConfigError(
-                f"warm_start.steps is {config.warm_start.steps}, but {entry.id} is no roll_envs.TextEnv and knows no "
-                "answers to show; set it to 0, or give a model as warm_start.teacher"
+                f"warm_start.steps is {warm.steps}, but {entry.id} {why}, so that there are no answers to show; set it "
+                "to 0, or give a model as warm_start.teacher"
             )
+    return notes
 
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:

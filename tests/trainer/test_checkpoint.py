@@ -271,6 +271,12 @@ def test_nothing_to_load(tmp_path: Path, place: str, reason: str) -> None:
         load_checkpoint(tmp_path / place)
 
 
+def test_a_checkpoint_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(7))
+    with pytest.raises(CheckpointError, match=r"no checkpoint or run folder .*step-000003'; there are step-000007"):
+        load_checkpoint(tmp_path / "step-000003")
+
+
 def test_only_plain_values_are_saved(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"the optimiser's state has builtins\.object; tensors and plain values only"):
         save_checkpoint(tmp_path, state(1, optimizer={"x": [object()]}))

@@ -15,6 +15,8 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
+from envs.frozenlake.env import FrozenLakeEnv
+from roll_envs.env import TextEnv
 from roll_envs.errors import CheckpointError, RollError
 from trainer.cli import main
 from trainer.cli_eval import main as main_eval
@@ -188,6 +190,17 @@ def test_a_mistake_is_one_message_and_leaves_no_folder(
     assert shown.err.startswith(expected)
     assert shown.out == ""
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_warm_start_without_an_oracle_is_told(
+    config_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FrozenLakeEnv, "oracle", TextEnv.oracle)
+    assert main([str(config_path), "--dry-run", "warm_start.steps=1"]) == 0
+    assert "roll/FrozenLake-v0 has no oracle: the warm start shows random actions alone." in capsys.readouterr().out
+    assert main([str(config_path), "--dry-run", "warm_start={steps: 1, learn_random: false}"]) == 2
+    said = "roll-train: warm_start.steps is 1, but roll/FrozenLake-v0 has no oracle, and random actions are not learnt"
+    assert capsys.readouterr().err.startswith(said)
 
 
 @pytest.mark.parametrize(

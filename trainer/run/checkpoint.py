@@ -387,7 +387,9 @@ def _write_json(path: Path, value: Any) -> None:
 
 def _find(path: Path) -> Path:
     if not path.exists():
-        raise CheckpointError(f"no checkpoint or run folder {str(path)!r}; check the path")
+        there = ", ".join(other.name for other in list_checkpoints(path.parent))
+        hint = f"there are {there}" if there else "check the path"
+        raise CheckpointError(f"no checkpoint or run folder {str(path)!r}; {hint}")
     if not path.is_dir():
         raise CheckpointError(f"{str(path)!r} is a file; give a checkpoint folder or a run folder")
     # One that was set aside has another name; one that lost its manifest has the name only, and loading tells.
