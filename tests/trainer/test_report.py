@@ -215,6 +215,17 @@ def test_the_evaluation_table() -> None:
     assert "(the intervals overlap)" in out.getvalue()
 
 
+def test_evaluations_of_one_name_are_told_apart_and_long_names_are_whole() -> None:
+    shown, out = printer()
+    long = replace(AFTER, name="roll/FrozenLakeSlippery-v0 at step 4")
+    shown.print_evaluation_table([BEFORE, replace(AFTER, step=20), replace(AFTER, step=40), long])
+    cells = [line.strip().split("  ")[0] for line in out.getvalue().splitlines()]
+    assert "after, step 20" in cells
+    assert "after, step 40" in cells
+    assert "before" in cells
+    assert "roll/FrozenLakeSlippery-v0" in "".join(cells)
+
+
 def test_closing_lines_say_where_and_how_to_go_on() -> None:
     shown, out = printer()
     shown.print_closing("runs/lake-seed2", finished=False)
@@ -222,6 +233,7 @@ def test_closing_lines_say_where_and_how_to_go_on() -> None:
     text = out.getvalue()
     assert "roll-eval 'my runs/lake'\n" in text
     assert "Stopped" in text
+    assert "look        roll-envs view 'my runs/lake'\n" in text
     assert "tensorboard --logdir runs/lake-seed2/tensorboard" in text
     assert "roll-train resume runs/lake-seed2\n" in text
     assert "set aside" not in text

@@ -11,6 +11,7 @@ import io
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -202,12 +203,14 @@ class Report:
 
     def print_evaluation_table(self, phases: Sequence[PhaseResult]) -> None:
         """The held-out evaluation at each point of the run, and the change from the first to the last."""
-        table = Table("Phase", title="Held-out evaluation", title_justify="left", **_PLAIN)
+        table = Table(Column("Phase", overflow="fold"), title="Held-out evaluation", title_justify="left", **_PLAIN)
+        named = Counter(p.name for p in phases)  # a resumed run has been evaluated after training more than once
         for heading in _EVALUATION_COLUMNS:
             table.add_column(heading, justify="right")
         for p in phases:
-            for row, indent in ((p, ""), *((part, "  ") for part in p.environments)):
-                table.add_row(Text(indent + row.name), *(shown.format(row) for shown in _EVALUATION_COLUMNS.values()))
+            name = f"{p.name}, step {p.step}" if named[p.name] > 1 else p.name
+            for row, label in ((p, name), *((part, f"  {part.name}") for part in p.environments)):
+                table.add_row(Text(label), *(shown.format(row) for shown in _EVALUATION_COLUMNS.values()))
         self.console.print(table)
         if len(phases) > 1:
             first, last = phases[0], phases[-1]
@@ -244,7 +247,8 @@ class Report:
         self._heading("Done" if finished else "Stopped")
         quoted = shlex.quote(folder)
         self.say(f"  run folder  {folder}")
-        self.say(f"  look        tensorboard --logdir {shlex.quote(f'{folder}/tensorboard')}")
+        self.say(f"  look        roll-envs view {quoted}")
+        self.say(f"  curves      tensorboard --logdir {shlex.quote(f'{folder}/tensorboard')}")
         self.say(f"  evaluate    roll-eval {quoted}")
         resume = f"roll-train resume {quoted}"
         self.say(f"  train on    {resume} --steps N" if finished else f"  go on       {resume}")
