@@ -176,6 +176,10 @@ def test_an_engine_with_gpus_of_its_own_takes_its_share_of_one_of_them() -> None
     assert sum(served.values()) == pytest.approx(0.9 * 80 * GIB)
     lines = list(plan_lines(plan, NODE, tokens=100_000))
     assert any(line.startswith("a GPU of the engine: about 72.0 of 80 GiB") for line in lines)
+    assert not any(line.startswith("      0.00 GiB") for line in lines)
+    assert " s if engines are always full: " in lines[-1]
+    unserved = list(plan_lines(replace(plan, sample_s=None), NODE, tokens=100_000))
+    assert "sampling not counted (no server of the run's): " in unserved[-1]
     with pytest.raises(ConfigError, match=r"of a GPU of the engine are .*and the weights of a server alone take"):
         planned(**apart, **keys(engine__gpu_memory_utilization=0.001))
 

@@ -196,12 +196,14 @@ def plan_lines(plan: ClusterPlan, hardware: Hardware, *, tokens: int) -> Iterato
         name = names.get(device, f"GPU {device.removeprefix('cuda:')}")
         yield f"{name}: about {size / GIB:.1f} of {plan.memory.free[device] / GIB:.0f} GiB at most ({when})"
         for item in sorted(plan.memory.items[device], key=lambda item: -item.bytes):
-            yield f"  {item.bytes / GIB:8.2f} GiB  {item.owner}: {item.what} ({item.when})"
-    sampling = "not counted (no server of the run's)" if plan.sample_s is None else f"about {plan.sample_s:.1f} s"
+            if item.bytes >= GIB / 200:  # less is shown as 0.00
+                yield f"  {item.bytes / GIB:8.2f} GiB  {item.owner}: {item.what} ({item.when})"
+    full = f"about {plan.sample_s or 0.0:.1f} s if engines are always full"
+    sampling = "not counted (no server of the run's)" if plan.sample_s is None else full
     roles = ", ".join(f"{role} {seconds:.1f} s" for role, seconds in plan.role_s.items())
     of_roles = f" ({roles})" if len(plan.role_s) > 1 else ""
     yield (
         f"a step of {tokens:,} tokens: learning about {plan.learn_s:.1f} s{of_roles} at {hardware.mfu:.0%} of "
-        f"{hardware.tflops:g} TFLOP/s, sampling {sampling} if engines are always full: {plan.step_s:.1f} s, "
+        f"{hardware.tflops:g} TFLOP/s, sampling {sampling}: {plan.step_s:.1f} s, "
         f"{'one after the other' if plan.in_turn else 'side by side'}"
     )
