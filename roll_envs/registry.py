@@ -172,10 +172,10 @@ class Registry(Generic[T]):
             self._failed[name] = reason
             if isinstance(error, RollError):
                 raise
-            if isinstance(error, ModuleNotFoundError) and point.extras and declared is not None:
-                if (error.name or "").partition(".")[0] != point.module.partition(".")[0]:
-                    what = f"{self.kind} {name!r} of {declared.source}"
-                    raise MissingExtraError(what, point.extras[0], declared.package) from error
+            absent = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+            if absent and absent != point.module.partition(".")[0] and point.extras and declared is not None:
+                what = f"{self.kind} {name!r} of {declared.source}"
+                raise MissingExtraError(what, point.extras[0], declared.package) from error
             raise PluginError(self.broken(name, reason)) from error
         self._failed.pop(name, None)
         return found

@@ -105,7 +105,12 @@ def run(options):
     return 0
 '''
 GROUPS = {
-    "roll_envs.verifiers": {"ends": "full_set:Ends", "starts": "full_set:Starts", "lost": "no_such_module:X", "bare": "needs_more:X [more]"},
+    "roll_envs.verifiers": {
+        "ends": "full_set:Ends",
+        "starts": "full_set:Starts",
+        "lost": "no_such_module:X",
+        "bare": "needs_more:X [more]",
+    },
     "roll_envs.tools": {"shout": "full_set:Shout", "mute": "raises:Mute"},
     "roll_envs.sandboxes": {"cell": "full_set:Cell", "gone": "full_set:NOTHING"},
     "roll_envs.commands": {"measure": "full_set"},
@@ -169,7 +174,7 @@ assert main(["measure", "--unit", "ft"]) == 0
         ("make_sandbox('cell', slots=2)", "known: 'bars', 'names' ('slots' is read by 'docker', 'local')"),
         ("make_sandbox('cel')", "no sandbox 'cel'; did you mean 'cell'"),
         ("make_verifier('lost')", "verifier 'lost' of full-set 1.0 cannot be loaded: ModuleNotFoundError"),
-        ("make_verifier('bare')", "'bare' of full-set 1.0 needs the optional part 'more': pip install 'full-set[more]'"),
+        ("make_verifier('bare')", "of full-set 1.0 needs the optional part 'more': pip install 'full-set[more]'"),
         ("make_tools('mute')", "tool 'mute' of full-set 1.0 cannot be loaded: ZeroDivisionError: division by zero"),
         ("make_sandbox('gone')", "sandbox 'gone' of full-set 1.0 cannot be loaded: AttributeError"),
     ],
