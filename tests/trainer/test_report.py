@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,10 @@ def test_boards_fit_the_width_and_long_things_are_cut() -> None:
     assert "(44 turns" in "\n".join(lines)
     assert len(lines) < 100
     assert episode_board(trajectory(), width=80) == ["(no turns)"]
+    started = time.process_time()
+    lines = episode_board(board("wide " * 10 + "\n" + "narrow\n" * 200_000, "Up"))
+    assert [line.split()[0] for line in lines[1:4]] == ["wide", "wide", "narrow"]
+    assert time.process_time() - started < 1, "all of it would take 10 s to wrap"
 
 
 def test_an_episode_text_shortens_nothing() -> None:
