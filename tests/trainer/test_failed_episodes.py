@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loop_runs import configured, run, the_run
 
 from envs.frozenlake.env import FrozenLakeEnv
+from roll_envs import env_registry
 from roll_envs.errors import RollError
 from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings
 from roll_envs.managers.episode import everything
@@ -118,14 +121,24 @@ def _record(path: Path, step: int) -> StepRecord:
     return RecordReader(path / "episodes" / "stream.jsonl.gz").find("train", step)
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_an_environment_that_cannot_be_closed_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def close(self: FrozenLakeEnv) -> None:
-        raise StopIteration("no end")
+def _raises(error: BaseException) -> None:
+    raise error
 
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    ("close", "said"),
+    [
+        (lambda _: _raises(StopIteration("no end")), "raised StopIteration: no end"),
+        (lambda _: _raises(SystemExit(0)), "SystemExit(0)"),
+        (lambda _: threading.Event().wait(60), "gave up waiting for the closing of FrozenLakeEnv after 0.1 s"),
+    ],
+)
+def test_an_environment_that_cannot_be_closed_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, close: Any, said: str
+) -> None:
     monkeypatch.setattr(FrozenLakeEnv, "close", close)
+    monkeypatch.setattr(env_registry.discard, "__defaults__", (0.1,))
     _, summary = run(tmp_path, steps=1, warm_start={"steps": 0}, evaluation={"tasks": 2})
     assert [phase["tasks"] for phase in summary["phases"]] == [2, 2]
-    assert "closing FrozenLakeEnv raised StopIteration: no end" in caplog.text
+    assert said in caplog.text
