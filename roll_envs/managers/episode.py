@@ -326,7 +326,10 @@ def _checked(stepped: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
         raise TypeError(f"info is a {type(info).__name__}; it must be a mapping")
     for name, kind in _MEASURED.items():  # here, where a wrong one fails its episode, and not where all are summed up
         if name in info:
-            kind(info[name])
+            try:
+                kind(info[name])
+            except Exception as error:
+                raise TypeError(f"info[{name!r}] is a {type(info[name]).__name__} with no use: {error}") from error
     return _text(observation), number, bool(terminated), bool(truncated), dict(info)
 
 
