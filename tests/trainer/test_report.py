@@ -21,7 +21,7 @@ from trainer.config import EnvConfig, EvaluationConfig, ModelConfig, RolloutConf
 from trainer.config.load import load_config, parse_config
 from trainer.rollout.records import episode_board, episode_headline, episode_text
 from trainer.run import plot, report
-from trainer.run.evaluate import PhaseResult, phase_result, summary
+from trainer.run.evaluate import PhaseResult, evaluation_metrics, phase_result, summary
 from trainer.run.explain import unread
 from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run, plot_runs, read_curve
@@ -330,6 +330,13 @@ def test_a_phase_is_measured_over_scored_episodes_only() -> None:
     assert (result.interval_low, result.interval_high) == pytest.approx((0.0945, 0.9055), abs=1e-3)
     empty = phase_result("before", [], seconds=1.0)
     assert (empty.tasks, empty.interval_low, empty.interval_high) == (0, 0.0, 1.0)
+    assert evaluation_metrics(replace(result, environments=(replace(empty, name="e"),))) == {
+        **evaluation_metrics(result), "env/e/tasks": 0, "env/e/failed": 0,
+    }  # fmt: skip
+    report, out = printer()
+    report.print_evaluation_table([result, empty])
+    assert out.getvalue().count("0.500") == 2, "its success and return; the other has none"
+    assert "Success" not in out.getvalue().rpartition("before")[2]
 
 
 def test_the_summary_is_json_with_seed_versions_and_phases() -> None:

@@ -426,7 +426,7 @@ class _Run:
             model=self.parts.learner.weights,
             optimizer={},
             cursor=counters.ledger.cursor,
-            success=counters.evaluated.success if counters.evaluated else None,
+            success=counters.evaluated.success if counters.evaluated and counters.evaluated.tasks else None,
             others={name: part.weights for name, part in self.parts.others.items()},
             progress={
                 **{name: getattr(counters, name) for name in ("warm_steps", "steps", "seconds")},

@@ -228,9 +228,12 @@ class Report:
             table.add_column(heading, justify="right")
         for p in phases:
             for row, indent in ((p, ""), *((part, "  ") for part in p.environments)):
-                table.add_row(Text(indent + row.name), *(shown.format(row) for shown in _EVALUATION_COLUMNS.values()))
+                table.add_row(
+                    Text(indent + row.name),
+                    *(shown.format(row) if row.tasks else "-" for shown in _EVALUATION_COLUMNS.values()),
+                )
         self.console.print(table)
-        if len(phases) > 1:
+        if len(phases) > 1 and phases[0].tasks and phases[-1].tasks:
             first, last = phases[0], phases[-1]
             apart = first.interval_high < last.interval_low or last.interval_high < first.interval_low
             words = "the intervals do not overlap" if apart else "the intervals overlap"
