@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import math
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence

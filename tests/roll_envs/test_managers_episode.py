@@ -132,8 +132,14 @@ BAD_STEPS = {
     "reward text": (returns(("seen", "one", False, False, {})), "could not convert"),
     "observation bytes": (returns((b"seen", 0.0, False, False, {})), "observation is a bytes"),
     "info None": (returns(("seen", 0.0, False, False, None)), "info is a NoneType"),
-    "success of two": (returns(("seen", 0.0, False, False, {"success": np.array([0, 1])})), "info['success'] is a ndarray"),
-    "penalty None": (returns(("seen", 0.0, False, False, {"format_penalty": None})), "['format_penalty'] is a NoneType"),
+    "success of two": (
+        returns(("seen", 0.0, False, False, {"success": np.array([0, 1])})),
+        "info['success'] is a ndarray",
+    ),
+    "penalty None": (
+        returns(("seen", 0.0, False, False, {"format_penalty": None})),
+        "['format_penalty'] is a NoneType",
+    ),
     "parts listed": (returns(("seen", 0.0, False, False, {"reward_parts": [1.0]})), "info['reward_parts'] is a list"),
 }
 

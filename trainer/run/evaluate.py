@@ -128,7 +128,9 @@ def evaluate_run(
         load_policy(state, session.model)
         session.engine.update_weights(weights_of(session.model.network), state.version)
         step = int(state.progress["steps"])
-        return _counting(*play_evaluation(session, f"{config.environment_words} at step {step}", tasks=tasks, step=step))
+        return _counting(
+            *play_evaluation(session, f"{config.environment_words} at step {step}", tasks=tasks, step=step)
+        )
 
 
 def _without_learner(config: RunConfig) -> RunConfig:
@@ -155,9 +157,7 @@ def evaluate_config(
     config = _without_learner(_with_env(config, env_id))
     check_evaluation(config)
     with Session(config, temperature=temperature, seed=seed) as session:
-        return _counting(
-            *play_evaluation(session, f"{config.environment_words} without training", tasks=tasks, step=0)
-        )
+        return _counting(*play_evaluation(session, f"{config.environment_words} without training", tasks=tasks, step=0))
 
 
 def _counting(result: PhaseResult, episodes: Sequence[Trajectory]) -> PhaseResult:
