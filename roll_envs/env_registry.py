@@ -202,15 +202,15 @@ def within(seconds: float, what: str, call: Callable[[], T]) -> T:
     """``call()`` in a thread, which is left behind where it takes more than ``seconds``.
 
     Raises :class:`DeadlineExceededError` then, and what it raises; :class:`EnvironmentFaultError` for an interrupt,
-    which is not the user's there: signals come to the main thread.
+    which is not the user's there (signals come to the main thread), and for an exit, which would end the process.
     """
     done: Future[T] = Future()
 
     def work() -> None:
         try:
             done.set_result(call())
-        except KeyboardInterrupt:
-            done.set_exception(EnvironmentFaultError(f"{what} raised KeyboardInterrupt"))
+        except (KeyboardInterrupt, SystemExit) as error:
+            done.set_exception(EnvironmentFaultError(f"{what} raised {error!r}"))
         except BaseException as error:  # handed to who waits for it
             done.set_exception(error)
 
@@ -268,12 +268,14 @@ def _build_vector(id: str, num_envs: int, **kwargs: Any) -> VectorEnv[Any, Any]:
     return VECTOR_ENVIRONMENTS.find(id)(num_envs=num_envs, **given)
 
 
-def discard(env: AnyEnv) -> None:
-    """Close an environment that nobody needs any more: what goes wrong in that is logged, and ends nothing."""
+def discard(env: AnyEnv, seconds: float = 30.0) -> None:
+    """Close an environment that nobody needs any more, for ``seconds`` at most: what goes wrong in that is logged, and
+    ends nothing."""
+    name = type(env.unwrapped).__name__
     try:
-        env.close()
+        within(seconds, f"the closing of {name}", env.close)
     except Exception as error:
-        _log.warning("closing %s raised %s: %s", type(env.unwrapped).__name__, type(error).__name__, error)
+        _log.warning("closing %s raised %s: %s", name, type(error).__name__, error)
 
 
 def drawing(id: str, kwargs: Mapping[str, Any]) -> Callable[[str], str | None] | None:

@@ -24,6 +24,18 @@ def guarded(command: str, work: Callable[[], int]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    status = _status(command, work)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # The disk is full, or the reader (head, less) went away; nothing that follows can be shown.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return status or 1
+    return status
+
+
+def _status(command: str, work: Callable[[], int]) -> int:
     try:
         return work()
     except ModuleNotFoundError as error:
@@ -36,9 +48,6 @@ def guarded(command: str, work: Callable[[], int]) -> int:
         print(f"{command}: stopped", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) went away; nothing that follows can be shown.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import math
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -33,6 +32,23 @@ from roll_envs.types import Completion, Message, Outcome, OutcomeKind, SamplingP
 
 SPLITS = {"demonstrations": "train", "held-out": "test"}
 """Which split of an environment that has splits the tasks of a training run come from; other names stay."""
+
+MOST_REWARD = 1e15
+"""The largest size of a turn's reward: returns of a thousand turns can be squared in single precision."""
+
+
+def _parts(value: Mapping[str, Any]) -> list[float]:
+    return [float(part) for part in value.values()]
+
+
+_MEASURED: Mapping[str, Callable[[Any], object]] = {
+    "success": bool,
+    "action_is_valid": bool,
+    "action_is_effective": bool,
+    "format_penalty": float,
+    "reward_parts": _parts,
+}
+"""What is measured of an ``info``, and what it must be able to become."""
 
 Env = gymnasium.Env[Any, Any]
 Respond = Callable[[Env, tuple[int, ...], SamplingParams], Completion]
@@ -303,10 +319,16 @@ def _ended(task: Task, member: int, turns: list[Turn], kind: OutcomeKind, reason
 def _checked(stepped: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
     observation, reward, terminated, truncated, info = stepped
     number = float(reward)
-    if not math.isfinite(number):
-        raise ValueError(f"the reward is {number}; it must be finite")
+    if not abs(number) <= MOST_REWARD:  # nan is not, either
+        raise ValueError(f"the reward is {number}; it must be finite, of {MOST_REWARD:g} at most in size")
     if not isinstance(info, (dict, Mapping)):  # dict is what it is, and quicker to see
         raise TypeError(f"info is a {type(info).__name__}; it must be a mapping")
+    for name, kind in _MEASURED.items():  # here, where a wrong one fails its episode, and not where all are summed up
+        if name in info:
+            try:
+                kind(info[name])
+            except Exception as error:
+                raise TypeError(f"info[{name!r}] is a {type(info[name]).__name__} with no use: {error}") from error
     return _text(observation), number, bool(terminated), bool(truncated), dict(info)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from managed import MORE, RENDERER, FaultyEnv, boom, counting, responder, settings, task
 
@@ -127,9 +128,19 @@ BAD_STEPS = {
     "raises": (boom, "RuntimeError: boom"),
     "four values": (returns(GOOD[:4]), "not enough values"),
     "reward nan": (returns(("seen", math.nan, False, False, {})), "reward is nan"),
+    "reward huge": (returns(("seen", -1e300, False, False, {})), "reward is -1e+300; it must be finite, of 1e+15"),
     "reward text": (returns(("seen", "one", False, False, {})), "could not convert"),
     "observation bytes": (returns((b"seen", 0.0, False, False, {})), "observation is a bytes"),
     "info None": (returns(("seen", 0.0, False, False, None)), "info is a NoneType"),
+    "success of two": (
+        returns(("seen", 0.0, False, False, {"success": np.array([0, 1])})),
+        "info['success'] is a ndarray",
+    ),
+    "penalty None": (
+        returns(("seen", 0.0, False, False, {"format_penalty": None})),
+        "['format_penalty'] is a NoneType",
+    ),
+    "parts listed": (returns(("seen", 0.0, False, False, {"reward_parts": [1.0]})), "info['reward_parts'] is a list"),
 }
 
 

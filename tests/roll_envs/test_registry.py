@@ -284,6 +284,8 @@ def test_a_making_that_hangs_or_fails_is_told_within_its_time() -> None:
                 time.sleep(60)
             if how == "late":
                 raise TimeoutError("of its own")
+            if how == "exit":
+                sys.exit(0)
             super().__init__()
 
     module = types.ModuleType("hanging")
@@ -300,6 +302,10 @@ def test_a_making_that_hangs_or_fails_is_told_within_its_time() -> None:
             make_within(0.2, card.id, {"how": "hang"})
         with pytest.raises(TimeoutError, match="of its own"):
             make_within(5, card.id, {"how": "late"})
+        with pytest.raises(
+            roll_envs.EnvironmentFaultError, match=r"the making of test/Hangs-v0 raised SystemExit\(0\)"
+        ):
+            make_within(5, card.id, {"how": "exit"})
         with pytest.raises(roll_envs.UnknownNameError):
             make_within(5, card.id, {"what": 1})
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -264,6 +265,19 @@ def test_an_error_while_training_names_the_folder(
     loop.work = raising(RollError("the disk is full"))
     assert main([str(config_path)]) == 2
     assert capsys.readouterr().err == f"roll-train:\n  the disk is full\n  run folder: {loop.seen[0][2]}\n"
+
+
+def test_a_run_goes_on_where_nothing_can_be_printed(
+    config_path: Path, loop: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the log is full, or the reader of a pipe is gone: the exit status tells, and the run is whole."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    for number in (os.open("/dev/full", os.O_WRONLY), writer):
+        with monkeypatch.context() as patched, open(number, "w") as stdout:
+            patched.setattr(sys, "stdout", stdout)
+            assert main([str(config_path)]) == 1
+    assert [name for name, *_ in loop.seen] == ["train", "train"]
 
 
 def test_faults_of_ours_keep_their_traceback(config_path: Path, loop: types.SimpleNamespace) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loop_runs import configured, run, the_run
+from rich.console import Console
 
 from envs.frozenlake.env import FrozenLakeEnv
+from roll_envs import env_registry
 from roll_envs.errors import RollError
 from roll_envs.managers import EpisodeDriver, EpisodeLimits, EpisodeSettings
 from roll_envs.managers.episode import everything
@@ -21,8 +26,10 @@ from trainer.rollout.records import episode_record
 from trainer.rollout.source import Session, draw_tasks
 from trainer.rollout.stream import RecordReader, StepRecord
 from trainer.run.checkpoint import load_checkpoint
-from trainer.run.evaluate import phase_result
-from trainer.run.folder import read_metrics
+from trainer.run.evaluate import evaluate_run, phase_result
+from trainer.run.folder import RunFolder, read_metrics
+from trainer.run.loop import train
+from trainer.run.report import Report
 
 FAILED = Outcome(kind="failed", reason="step raised", traceback="Traceback: KeyError", answer="More")
 
@@ -114,18 +121,45 @@ def test_steps_that_were_done_are_saved_before_a_failure_ends_the_run(tmp_path: 
     assert learnt | set(state.progress["in_flight"]) == set(range(state.cursor))
 
 
+def test_where_every_episode_fails_nothing_is_measured_as_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FrozenLakeEnv, "step", lambda *_: _raises(KeyError("broken")))
+    config = configured(tmp_path, steps=1, warm_start={"steps": 0}, rollout={"max_failed_share": 1.0})
+    out = io.StringIO()
+    with RunFolder.create(config) as folder:
+        train(config, folder, Report(Console(file=out, width=10_000)))
+    assert {r["step"]: r["tasks"] for r in read_metrics(folder.path, "evaluation")} == {0: 0, 1: 0}
+    for record in read_metrics(folder.path):
+        assert not {"success", "mean_return", "rollout/success_rate", "rollout/return_mean"} & record.keys()
+    assert load_checkpoint(folder.path).success is None
+    assert (
+        out.getvalue().count("12 attempts at episodes failed, the first: step of roll/FrozenLake-v0 raised KeyE") == 1
+    )
+    with pytest.raises(RollError, match=r"no episode of the evaluation counts: 12 x step of .* raised KeyError"):
+        evaluate_run(folder.path)
+
+
 def _record(path: Path, step: int) -> StepRecord:
     return RecordReader(path / "episodes" / "stream.jsonl.gz").find("train", step)
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_an_environment_that_cannot_be_closed_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def close(self: FrozenLakeEnv) -> None:
-        raise StopIteration("no end")
+def _raises(error: BaseException) -> None:
+    raise error
 
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    ("close", "said"),
+    [
+        (lambda _: _raises(StopIteration("no end")), "raised StopIteration: no end"),
+        (lambda _: _raises(SystemExit(0)), "SystemExit(0)"),
+        (lambda _: threading.Event().wait(60), "gave up waiting for the closing of FrozenLakeEnv after 0.1 s"),
+    ],
+)
+def test_an_environment_that_cannot_be_closed_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, close: Any, said: str
+) -> None:
     monkeypatch.setattr(FrozenLakeEnv, "close", close)
+    monkeypatch.setattr(env_registry.discard, "__defaults__", (0.1,))
     _, summary = run(tmp_path, steps=1, warm_start={"steps": 0}, evaluation={"tasks": 2})
     assert [phase["tasks"] for phase in summary["phases"]] == [2, 2]
-    assert "closing FrozenLakeEnv raised StopIteration: no end" in caplog.text
+    assert said in caplog.text

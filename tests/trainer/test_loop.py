@@ -689,7 +689,9 @@ def test_a_setting_that_a_checkpoint_cannot_go_on_with_is_named(
 # -- interrupts --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_ctrl_c_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path, number: signal.Signals) -> None:
     process = roll_train(str(write_config(tmp_path, checkpoint={"every": 0})), log=tmp_path / "log")
     moment = 6 if number == signal.SIGINT else 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import subprocess
 from dataclasses import replace
@@ -144,6 +145,24 @@ def test_values_without_a_form_in_json_become_the_nearest() -> None:
     one, other = RecordReader(path).find("train").groups[0].trajectories[0].turns
     assert one.info == {"seen": [1, 2], "n": 0.5, "3": {"x": [4]}}
     assert other.info == {"(1, 2)": 3}
+
+
+def test_values_that_loop_never_end_or_break_are_texts() -> None:
+    class Broken:
+        def tolist(self) -> Any:
+            raise RuntimeError("no list")
+
+    loop: dict[str, Any] = {}
+    loop["deep"] = loop
+    deep: Any = 1
+    for _ in range(5000):
+        deep = [deep]
+    infos: list[Any] = [loop, {"deep": deep}, {"n": 10**5000}, {"n": itertools.count()}, {"n": Broken()}]
+    path, played = fresh(), group(trajectory(*(turn(info=info) for info in infos)))
+    RecordWriter(path).write(StepRecord(phase="train", step=1, version=0, groups=(played,)))
+    turns = RecordReader(path).find("train").groups[0].trajectories[0].turns
+    assert [t.info["n"] for t in turns[2:]] == [hex(10**5000), "count(0)", "<Broken>"]
+    assert json.dumps(episode_record(played.trajectories[0]))
 
 
 def test_zcat_reads_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from trainer.config import EnvConfig, EvaluationConfig, ModelConfig, RolloutConf
 from trainer.config.load import load_config, parse_config
 from trainer.rollout.records import episode_board, episode_headline, episode_text
 from trainer.run import plot, report
-from trainer.run.evaluate import PhaseResult, phase_result, summary
+from trainer.run.evaluate import PhaseResult, evaluation_metrics, phase_result, summary
 from trainer.run.explain import unread
 from trainer.run.folder import RunFolder
 from trainer.run.plot import plot_run, plot_runs, read_curve
@@ -305,6 +306,10 @@ def test_boards_fit_the_width_and_long_things_are_cut() -> None:
     assert "(44 turns" in "\n".join(lines)
     assert len(lines) < 100
     assert episode_board(trajectory(), width=80) == ["(no turns)"]
+    started = time.process_time()
+    lines = episode_board(board("wide " * 10 + "\n" + "narrow\n" * 200_000, "Up"))
+    assert [line.split()[0] for line in lines[1:4]] == ["wide", "wide", "narrow"]
+    assert time.process_time() - started < 1, "all of it would take 10 s to wrap"
 
 
 def test_an_episode_text_shortens_nothing() -> None:
@@ -337,6 +342,13 @@ def test_a_phase_is_measured_over_scored_episodes_only() -> None:
     assert (result.interval_low, result.interval_high) == pytest.approx((0.0945, 0.9055), abs=1e-3)
     empty = phase_result("before", [], seconds=1.0)
     assert (empty.tasks, empty.interval_low, empty.interval_high) == (0, 0.0, 1.0)
+    assert evaluation_metrics(replace(result, environments=(replace(empty, name="e"),))) == {
+        **evaluation_metrics(result), "env/e/tasks": 0, "env/e/failed": 0,
+    }  # fmt: skip
+    report, out = printer()
+    report.print_evaluation_table([result, empty])
+    assert out.getvalue().count("0.500") == 2, "its success and return; the other has none"
+    assert "Success" not in out.getvalue().rpartition("before")[2]
 
 
 def test_the_summary_is_json_with_seed_versions_and_phases() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from roll_envs.types import Trajectory, Turn
@@ -130,8 +130,10 @@ def _pay_words(turn: Turn) -> str:
 
 
 def _clip(text: str, lines: int = 14, columns: int = 36) -> list[str]:
-    wrapped = [piece for line in text.splitlines() for piece in textwrap.wrap(line, columns) or [""]]
-    wrapped = text.splitlines() if all(len(line) <= columns for line in text.splitlines()) else wrapped
+    # Of a page of megabytes what may be shown is taken before it is wrapped, which would take minutes.
+    wrapped = [line[: 4 * lines * columns] for line in text.splitlines()[: lines + 1]]
+    if any(len(line) > columns for line in wrapped):
+        wrapped = [piece for line in wrapped for piece in textwrap.wrap(line, columns) or [""]]
     return wrapped if len(wrapped) <= lines else [*wrapped[: lines - 1], "..."]
 
 
@@ -156,17 +158,24 @@ def _side_by_side(blocks: Sequence[Sequence[str]], width: int, gap: int = 3) -> 
     return lines[:-1]
 
 
-def jsonable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, str) or value is None or isinstance(value, bool | int):
+def jsonable(value: Any, depth: int = 64) -> Any:
+    """``value`` as JSON has it, or the nearest that has a form there; what lies deeper than ``depth``, has no end or
+    raises an error when it is read becomes a text."""
+    if isinstance(value, str) or value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):  # texts of longer ones are refused by Python
+        return value if value.bit_length() < 10_000 else hex(value)
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else str(value)
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return jsonable(value.item())
-    if hasattr(value, "tolist"):
-        return jsonable(value.tolist())
-    if isinstance(value, Iterable):
-        return [jsonable(item) for item in value]
-    return str(value)
+    try:
+        if depth and isinstance(value, Mapping):
+            return {str(key): jsonable(item, depth - 1) for key, item in value.items()}
+        if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+            return jsonable(value.item(), 0)
+        if hasattr(value, "tolist"):
+            return jsonable(value.tolist(), depth)
+        if depth and isinstance(value, Collection):
+            return [jsonable(item, depth - 1) for item in value]
+        return str(value)
+    except Exception:  # of what an environment returned
+        return f"<{type(value).__name__}>"

@@ -415,6 +415,6 @@ def _line(value: Mapping[str, Any]) -> bytes:
     array in an environment's info) becomes the nearest that has one."""
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=jsonable)
-    except TypeError:  # keys that are no texts
+    except (TypeError, ValueError, RecursionError):  # keys that are no texts; loops, great depth, very long numbers
         text = json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "surrogatepass") + b"\n"

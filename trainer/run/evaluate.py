@@ -91,9 +91,12 @@ def play_evaluation(
 
 
 def evaluation_metrics(result: PhaseResult) -> dict[str, float]:
-    """The numbers of an evaluation by name, those of the environments of a mix as ``env/NAME/...``."""
+    """The numbers of an evaluation by name, those of the environments of a mix as ``env/NAME/...``; where no episode
+    counts, how many failed and nothing that would be measured of those that count."""
     numbers = {name: value for name, value in asdict(result).items() if isinstance(value, int | float)}
     del numbers["step"]
+    if not result.tasks:
+        numbers = {name: numbers[name] for name in ("tasks", "seconds", "failed")}
     for part in result.environments:
         own = evaluation_metrics(part)
         numbers |= {f"env/{part.name}/{name}": value for name, value in own.items() if name != "seconds"}
@@ -110,7 +113,8 @@ def evaluate_run(
 ) -> PhaseResult:
     """Evaluate a checkpoint, or the last one of a run folder; arguments replace the run's own settings.
 
-    ``temperature=0`` is greedy. Raises :class:`~roll_envs.errors.CheckpointError` when it cannot be loaded.
+    ``temperature=0`` is greedy. Raises :class:`~roll_envs.errors.CheckpointError` when it cannot be loaded, and
+    :class:`~roll_envs.errors.RollError` when every episode failed.
     """
     with RunFolder.open(path) as folder:
         config = _without_learner(_with_env(folder.config, env_id))
@@ -124,8 +128,9 @@ def evaluate_run(
         load_policy(state, session.model)
         session.engine.update_weights(weights_of(session.model.network), state.version)
         step = int(state.progress["steps"])
-        result, _ = play_evaluation(session, f"{config.environment_words} at step {step}", tasks=tasks, step=step)
-    return result
+        return _counting(
+            *play_evaluation(session, f"{config.environment_words} at step {step}", tasks=tasks, step=step)
+        )
 
 
 def _without_learner(config: RunConfig) -> RunConfig:
@@ -152,7 +157,10 @@ def evaluate_config(
     config = _without_learner(_with_env(config, env_id))
     check_evaluation(config)
     with Session(config, temperature=temperature, seed=seed) as session:
-        result, episodes = play_evaluation(session, f"{config.environment_words} without training", tasks=tasks, step=0)
+        return _counting(*play_evaluation(session, f"{config.environment_words} without training", tasks=tasks, step=0))
+
+
+def _counting(result: PhaseResult, episodes: Sequence[Trajectory]) -> PhaseResult:
     if not result.tasks:
         reasons = Counter(episode.outcome.reason for episode in episodes)
         listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))

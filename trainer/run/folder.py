@@ -408,7 +408,9 @@ def _explain(path: Path, error: OSError, saved_before: str) -> str:
     if error.errno in _FULL:
         free = ""
         with contextlib.suppress(OSError):
-            free = f" ({shutil.disk_usage(path.parent).free / 1e6:.1f} MB free)"
+            megabytes = shutil.disk_usage(path.parent).free / 1e6
+            other = "; a quota, a limit on file sizes or the number of files may be reached" if megabytes > 10 else ""
+            free = f" ({megabytes:.1f} MB free{other})"
         what = f"the disk is full{free}: could not write"
         advice = (
             "Free some space there, or choose another disk with --output DIR; "

@@ -426,7 +426,7 @@ class _Run:
             model=self.parts.learner.weights,
             optimizer={},
             cursor=counters.ledger.cursor,
-            success=counters.evaluated.success if counters.evaluated else None,
+            success=counters.evaluated.success if counters.evaluated and counters.evaluated.tasks else None,
             others={name: part.weights for name, part in self.parts.others.items()},
             progress={
                 **{name: getattr(counters, name) for name in ("warm_steps", "steps", "seconds")},
@@ -546,7 +546,8 @@ def load_parts(parts: StepParts, state: CheckpointState, ranks: LearnerRanks | N
 
 
 class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
-    """SIGINT and SIGTERM become ``KeyboardInterrupt``, at once outside of :meth:`whole`, after it inside.
+    """SIGINT, SIGTERM and SIGHUP (the terminal is gone; not where ``nohup`` has it ignored) become
+    ``KeyboardInterrupt``, at once outside of :meth:`whole`, after it inside.
 
     In another thread than the main one (a notebook's, a test's) signals are left as they are.
     """
@@ -560,7 +561,8 @@ class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
     def __enter__(self) -> Interrupts:
         # Python lets no other thread set handlers.
         if threading.current_thread() is threading.main_thread():
-            self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+            hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+            self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM, *hangup)}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -133,6 +133,7 @@ def _draw_evaluation(
     axes: Any, evaluation: Sequence[PhaseResult], *, labelled: bool, small: bool, shift: float
 ) -> None:
     """Held-out success with its intervals; the first and the last in numbers where there is room."""
+    evaluation = [p for p in evaluation if p.tasks]
     if not evaluation:
         return
     step, success, low, high = np.array([(p.step, p.success, p.interval_low, p.interval_high) for p in evaluation]).T

@@ -16,12 +16,12 @@ from trainer.run.folder import RunFolder
 class Recorder:
     """Writes the episodes of steps and evaluations into the folder of a run, as the key ``records`` asks for it.
 
-    ``say`` is told of the first write that failed; all are counted.
+    ``say`` is told of the first write that failed, and of the first attempts at episodes; all are counted.
     """
 
     def __init__(self, folder: RunFolder, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
-        self._failed_writes = 0
+        self._failed_writes, self._told = 0, False
 
     def write(self, record: StepRecord) -> Metrics:
         """Record a step; what to note of it in the step's metrics."""
@@ -44,6 +44,13 @@ class Recorder:
         """List the failed attempts at ``episodes``, also at those that went well later, whatever ``records`` says."""
         attempts = (attempt for episode in episodes for attempt in (*episode.failed_attempts, episode))
         failed = [replace(each, failed_attempts=()) for each in attempts if each.outcome.kind == "failed"]
+        if failed and not self._told:
+            self._told = True
+            self._say(
+                f"{phase} step {step}: {len(failed)} attempts at episodes failed, the first: "
+                f"{failed[0].outcome.reason}. They count as no rewards; these and all that follow are listed in "
+                f"{self._folder.failed_path}."
+            )
         self._guarded(lambda: self._folder.record_failures(failed, step=step, phase=phase))
 
     def _guarded(self, write: Callable[[], object]) -> None:

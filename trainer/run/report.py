@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
 from rich import box
 from rich.console import Console
@@ -103,13 +103,34 @@ def estimate_parameters(model: ModelConfig, vocabulary: int = VOCABULARY) -> int
     return vocabulary * width + model.layers * layer + width
 
 
+class _Spared:
+    """A text file for a console. What cannot be written to it (the disk of a log is full, the terminal or the reader of
+    a pipe is gone) is lost, and the run goes on."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.flush()
+
+
 class Report:
     """Prints for people. ``Report.silent()`` prints nothing, for tests and for use as a library."""
 
     def __init__(self, console: Console | None = None, *, interval_s: float = 10.0) -> None:
         # A log file has no width of its own; 100 columns keep tables and boards whole.
         # The stdout of this moment, which stays the report's own when what environments print goes elsewhere.
-        self.console = console or Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 100)
+        out: Any = _Spared(sys.stdout)
+        self.console = console or Console(file=out, highlight=False, width=None if out.isatty() else 100)
         self.interval_s = interval_s
         """Seconds between plain progress lines."""
 
@@ -210,9 +231,10 @@ class Report:
         for p in phases:
             name = f"{p.name}, step {p.step}" if named[p.name] > 1 else p.name
             for row, label in ((p, name), *((part, f"  {part.name}") for part in p.environments)):
-                table.add_row(Text(label), *(shown.format(row) for shown in _EVALUATION_COLUMNS.values()))
+                shown = (each.format(row) if row.tasks else "-" for each in _EVALUATION_COLUMNS.values())
+                table.add_row(Text(label), *shown)
         self.console.print(table)
-        if len(phases) > 1:
+        if len(phases) > 1 and phases[0].tasks and phases[-1].tasks:
             first, last = phases[0], phases[-1]
             apart = first.interval_high < last.interval_low or last.interval_high < first.interval_low
             words = "the intervals do not overlap" if apart else "the intervals overlap"
