@@ -271,7 +271,7 @@ def _build_vector(id: str, num_envs: int, **kwargs: Any) -> VectorEnv[Any, Any]:
 def discard(env: AnyEnv, seconds: float = 30.0) -> None:
     """Close an environment that nobody needs any more, for ``seconds`` at most: what goes wrong in that is logged, and
     ends nothing."""
-    name = type(env.unwrapped).__name__
+    name = type(getattr(env, "unwrapped", env)).__name__
     try:
         within(seconds, f"the closing of {name}", env.close)
     except Exception as error:

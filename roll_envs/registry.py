@@ -165,6 +165,7 @@ class Registry(Generic[T]):
             found = point.load()
         except (Exception, SystemExit) as error:  # the import runs code of others
             reason = error_and_place(error)
+            why: str | None = None
             if isinstance(error, ImportError | AttributeError):
                 # A folder of the user's that has the package's name may be the cause.
                 why = why_not_found(point.module, [] if declared is None else [declared.root])
@@ -173,8 +174,8 @@ class Registry(Generic[T]):
             if isinstance(error, RollError):
                 raise
             absent = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-            if absent and absent != point.module.partition(".")[0] and point.extras and declared is not None:
-                what = f"{self.kind} {name!r} of {declared.source}"
+            if point.extras and declared and not why and absent not in ("", point.module.partition(".")[0]):
+                what = f"{self.kind} {name!r} of {declared.source} (no module {absent!r})"
                 raise MissingExtraError(what, point.extras[0], declared.package) from error
             raise PluginError(self.broken(name, reason)) from error
         self._failed.pop(name, None)

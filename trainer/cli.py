@@ -216,7 +216,7 @@ def _train(options: argparse.Namespace) -> int:
     from trainer.run.loop import train
     from trainer.run.preflight import preflight
 
-    report, ready = Report(), preflight(config)
+    report, ready = Report(spare=True), preflight(config)
     _print_ready(report, ready)
     for note in notes:
         report.say(note)
@@ -233,7 +233,7 @@ def _resume(options: argparse.Namespace) -> int:
     from trainer.run.folder import RunFolder
     from trainer.run.report import Report
 
-    report = Report()
+    report = Report(spare=True)
     # Locked before the machine is looked at, which the process that trains there may fill.
     with RunFolder.open(options.run) as folder, folder.locked(report.say):
         from trainer.run.loop import resume
@@ -365,22 +365,23 @@ def _check_trainable(config: RunConfig) -> list[str]:
     if find_engine(config.engine.name).prompts(config) is not None:
         raise not_trained_here(config.engine.name)
     load_context(config.context.kind, turns=config.context.turns, function=config.context.function)
-    warm, notes = config.warm_start, []
+    warm, notes, unsolved = config.warm_start, list[str](), list[str]()
     for entry in config.environments:
         env = registry.make_within(config.rollout.longest_make_s, entry.id, entry.kwargs)
         registry.discard(env)
-        if not warm.steps or warm.teacher:
-            continue
-        unsolved = isinstance(env, TextEnv) and type(env).oracle is TextEnv.oracle
-        if unsolved and warm.learn_random:
-            notes.append(f"{entry.id} has no oracle: the warm start shows random actions alone.")
-        elif unsolved or not isinstance(env, TextEnv):
-            why = "has no oracle, and random actions are not learnt" if unsolved else "is no roll_envs.TextEnv"
+        why = "" if isinstance(env, TextEnv) else "is no roll_envs.TextEnv"
+        if isinstance(env, TextEnv) and type(env).oracle is TextEnv.oracle:
+            unsolved.append(entry.id)
+            shown = "random actions alone" if warm.learn_random else "nothing of it that is learnt"
+            notes.append(f"{entry.id} has no oracle: the warm start shows {shown}.")
+            if len(unsolved) == len(config.environments) and not warm.learn_random:
+                why = "has no oracle, and random actions are not learnt"
+        if why and warm.steps and not warm.teacher:
             raise ConfigError(
                 f"warm_start.steps is {warm.steps}, but {entry.id} {why}, so that there are no answers to show; set it "
                 "to 0, or give a model as warm_start.teacher"
             )
-    return notes
+    return notes if warm.steps and not warm.teacher else []
 
 
 def _finish(folder: RunFolder, report: Report, work: Callable[[], object]) -> int:

@@ -244,7 +244,7 @@ class DatasetEnv(TextEnv):
             except Exception as error:  # a spec that stands in the data
                 return Failed(reason=f"its verifier {str(task.verifier)[:200]!r} cannot be made: {error}")
         assert chosen is not None
-        return judge(chosen, answer, task.reference, {**task.row, "prompt": task.prompt, "row": task.row})
+        return judge(chosen, answer, task.reference, {"row": task.row, **task.row, "prompt": task.prompt})
 
     def _verifier(self, spec: VerifierSpec) -> Verifier:
         if not isinstance(spec, str | Mapping):

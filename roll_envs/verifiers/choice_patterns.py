@@ -153,7 +153,7 @@ _SAYINGS = {
         r"|({GROUP})[:.)|]? (?:(?!{LETTER})[^\n✗✘❌]){1,80}?(?:\?| [|–—-]|[.,;!](?= (?i:yes|correct|true)\W*$)"
         r"|(?= yes\W*$)) {YES}"
         r"|^\W{0,3}(?:(?i:{OPTION}) )?({GROUP})(?:[).:](?![^\n]{0,40}\bstatement\b)[^\n]{0,80}?)?"
-        r" (?:is|are) (?i:true|correct|right)\b|(?<=[:,] )({BRACKETS}) is true\b"
+        r" (?:is|are) (?i:true|correct|right)\b|(?:(?<=wers: )|(?<=(?:true|alse), ))({BRACKETS}) is true\b"
         r"|^\W{0,3}(?i:{NAMED})({GROUP})[^\n✗✘❌]{0,80}[✓✔✅][ |]*$|^\W{0,3}(?:[✓✔✅]|\[x\])\W{0,3}({GROUP})"
     ),
     "fits": (
@@ -244,7 +244,7 @@ _SAYINGS = {
     "refuses": (
         r"(?i)(?:cannot|can['’]t) (?:tell|say|know) which"
         r"|(?:\bnot|n['’]t) (?:\w+ ){0,8}(?:pick|choose) (?:one|any|between)\b"
-        r"|(?:\banswer(?: is|:)*|boxed) ?none of\b"
+        r"|(?:\banswer(?: is|:)*|boxed) ?none of (?:the |these|those|them)(?-i:(?![A-J]\b)[^,;:]){0,40}$"
     ),
     # The letter that a sentence begins with.
     "begins": r"\W{0,4}(?i:{NAMED})([A-J])\b",

@@ -82,6 +82,20 @@ def test_rows_of_code_are_read_without_a_reference_field(row: dict[str, Any]) ->
     env.close()
 
 
+def test_tests_that_the_user_names_are_those_that_count() -> None:
+    row = {"question": "?", "answer": ["assert f(1) == 2"], "test": ["assert f(0) == 0"], "row": 7}
+    env = DatasetEnv(rows=[row], verifier="code", reference_field="answer")
+    env.reset(seed=0)
+    assert env.step("```python\ndef f(x): return 0\n```")[1] == 0
+    env.close()
+    broken = {"question": "?", "tests": {"inputs": [1, 2], "outputs": [1]}, "test_list": ["assert True"]}
+    env = DatasetEnv(rows=[broken], verifier="code", reference_field="tests")
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentFaultError, match="must be lists of the same length"):
+        env.step("```python\ndef f(x): return 0\n```")
+    env.close()
+
+
 def test_gymnasium_makes_it() -> None:
     env = gymnasium.make("roll/Dataset-v0")
     observation, info = env.reset(seed=0)
@@ -302,7 +316,7 @@ def test_one_attempt() -> None:
     assert (observation, reward, terminated, truncated) == ("What is 2 + 2?", 0.25, True, False)
     assert info["reward_parts"] == {"score": 0.25, "format": 0.0}
     assert (info["score_parts"], info["score_detail"], info["success"]) == ({"tests": 0.5}, "nearly", False)
-    assert verifier.asked == [("5", 4, {**ROWS[2], "prompt": "What is 2 + 2?", "row": ROWS[2]})]
+    assert verifier.asked == [("5", 4, {"row": ROWS[2], **ROWS[2], "prompt": "What is 2 + 2?"})]
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step("5")
 

@@ -174,7 +174,10 @@ assert main(["measure", "--unit", "ft"]) == 0
         ("make_sandbox('cell', slots=2)", "known: 'bars', 'names' ('slots' is read by 'docker', 'local')"),
         ("make_sandbox('cel')", "no sandbox 'cel'; did you mean 'cell'"),
         ("make_verifier('lost')", "verifier 'lost' of full-set 1.0 cannot be loaded: ModuleNotFoundError"),
-        ("make_verifier('bare')", "of full-set 1.0 needs the optional part 'more': pip install 'full-set[more]'"),
+        (
+            "make_verifier('bare')",
+            "(no module 'no_such_module') needs the optional part 'more': pip install 'full-set[more]'",
+        ),
         ("make_tools('mute')", "tool 'mute' of full-set 1.0 cannot be loaded: ZeroDivisionError: division by zero"),
         ("make_sandbox('gone')", "sandbox 'gone' of full-set 1.0 cannot be loaded: AttributeError"),
     ],

@@ -413,6 +413,25 @@ ROWS: dict[str, tuple[str, str, Any]] = {
         "print('Yes', '%.4f' % (2 / 3))",
         {"public_tests": {"input": [""], "output": ["YES 0.666666667"]}, "private_tests": {"input": [], "output": []}},
     ),
+    "capital letters that are the task": (
+        "print(input().title())",
+        "print(input())",
+        {"public_tests": {"input": ["hello"], "output": ["Hello"]}, "private_tests": {"input": [], "output": []}},
+    ),
+    "nothing where nothing may come out": (
+        "def f(x): return None",
+        "pass",
+        {
+            "prompt": "def f(x):\n    'Nothing.'\n",
+            "test": "def check(candidate):\n    assert candidate(1) is None",
+            "entry_point": "f",
+        },
+    ),
+    "None as a text": (
+        "def f(x): return 'None'",
+        "def f(x): pass",
+        {"fn_name": "f", "inputs": [[1]], "outputs": [["None"]]},
+    ),
     "several outputs of xCodeEval": (
         "print(3, 1)",
         "print(1, 3)\nprint(3, 1)",
@@ -538,6 +557,7 @@ def test_tests_with_long_literals_are_read_quickly() -> None:
         ({"inputs": ["1"], "outputs": [None]}, "the output of a run must be a text or a list of lines, not 'None'"),
         ({"inputs": [{"stdin": "1"}], "outputs": ["1"]}, "the input of a run must be"),
         ({"inputs": [b"1"], "outputs": ["1"]}, "the input of a run must be"),
+        ({"hidden_unit_tests": "[{'input': '', 'output': []}]"}, "a list of outputs of which any is right, and it is"),
         ({"public_tests": {"input": ["1"], "output": ["1"]}, "input_file": "input.txt"}, "'input_file' is 'input.txt'"),
         ({"official_tests": STDIN, "input_mode": "file"}, "'input_mode' is 'file'"),
         ({"official_tests": STDIN, "interaction_format": "Print ?"}, "'interaction_format' is 'Print"),

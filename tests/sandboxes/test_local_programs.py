@@ -321,6 +321,7 @@ def needs(tool: str) -> pytest.MarkDecorator:
         ),
         pytest.param(
             "java",
+            "/*\npublic class Solution {}\n*/\n"
             "package p;\nimport java.util.*;\nrecord Twice(int x) { static void no(String[] a) { }"
             " int value() { return 2 * x; } }\npublic final class Task { public static class Main { }\n"
             " public static void main(String[] a) { int x = new Scanner(System.in).nextInt();"

@@ -94,14 +94,14 @@ def test_an_address_that_cannot_be_checked_is_refused(address: str) -> None:
 
 def test_the_loss_of_a_cluster_s_head_is_told_while_it_is_watched(head_given_up: Callable[..., None]) -> None:
     told: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as head:
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as head:
         head_given_up(f"127.0.0.1:{head.getsockname()[1]}")
         with ray_cluster.head_watched(told.append):
             time.sleep(0.3)
     with ray_cluster.head_watched(told.append):  # it was never reached from here
         time.sleep(0.3)
     assert not told
-    with socket.create_server(("127.0.0.1", 0)) as head:
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         head_given_up(address)
         with ray_cluster.head_watched(told.append):
@@ -112,7 +112,7 @@ def test_the_loss_of_a_cluster_s_head_is_told_while_it_is_watched(head_given_up:
 
 def test_a_head_that_may_come_back_is_waited_for(head_given_up: Callable[..., None]) -> None:
     told: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as head:
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as head:
         head_given_up(f"127.0.0.1:{head.getsockname()[1]}", reconnect_s=600)
         with ray_cluster.head_watched(told.append):
             head.close()

@@ -132,7 +132,7 @@ def test_where_every_episode_fails_nothing_is_measured_as_0(tmp_path: Path, monk
         assert not {"success", "mean_return", "rollout/success_rate", "rollout/return_mean"} & record.keys()
     assert load_checkpoint(folder.path).success is None
     assert (
-        out.getvalue().count("12 attempts at episodes failed, the first: step of roll/FrozenLake-v0 raised KeyE") == 1
+        out.getvalue().count("attempts at episodes failed (12), the first: step of roll/FrozenLake-v0 raised KeyE") == 1
     )
     with pytest.raises(RollError, match=r"no episode of the evaluation counts: 12 x step of .* raised KeyError"):
         evaluate_run(folder.path)

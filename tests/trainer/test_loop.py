@@ -794,7 +794,7 @@ def test_the_loss_of_a_cluster_s_head_ends_a_run_after_a_whole_step(
             time.sleep(0.5)
         return original(config, learner, *args, **kwargs)
 
-    with socket.create_server(("127.0.0.1", 0)) as head:
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as head:
         head_given_up(f"127.0.0.1:{head.getsockname()[1]}")
         monkeypatch.setattr(trainer.run.loop, "update", lost)
         with pytest.raises(KeyboardInterrupt):
@@ -803,6 +803,14 @@ def test_the_loss_of_a_cluster_s_head_ends_a_run_after_a_whole_step(
     assert path is not None
     assert load_checkpoint(path).progress["steps"] == 3
     assert ("does not answer: the run is saved and ends." in capfd.readouterr().err) != stopped
+
+
+def test_a_terminal_that_ends_may_send_two_signals() -> None:
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt), interrupts.whole():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.01)
+    assert not interrupts.interrupted_midway
 
 
 def test_only_a_run_that_saves_is_interrupted() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from roll_envs.types import Trajectory, Turn
@@ -158,24 +159,30 @@ def _side_by_side(blocks: Sequence[Sequence[str]], width: int, gap: int = 3) -> 
     return lines[:-1]
 
 
-def jsonable(value: Any, depth: int = 64) -> Any:
-    """``value`` as JSON has it, or the nearest that has a form there; what lies deeper than ``depth``, has no end or
-    raises an error when it is read becomes a text."""
+_DEEPEST = 64
+
+
+def jsonable(value: Any, within: tuple[int, ...] = ()) -> Any:
+    """``value`` as JSON has it, or the nearest that has a form there. What lies too deep, holds what it is held by, may
+    have no end or raises an error when it is read becomes the name of its type. ``within``: ids of what holds it."""
     if isinstance(value, str) or value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):  # texts of longer ones are refused by Python
         return value if value.bit_length() < 10_000 else hex(value)
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else str(value)
-    try:
-        if depth and isinstance(value, Mapping):
-            return {str(key): jsonable(item, depth - 1) for key, item in value.items()}
-        if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-            return jsonable(value.item(), 0)
-        if hasattr(value, "tolist"):
-            return jsonable(value.tolist(), depth)
-        if depth and isinstance(value, Collection):
-            return [jsonable(item, depth - 1) for item in value]
-        return str(value)
-    except Exception:  # of what an environment returned
-        return f"<{type(value).__name__}>"
+    inner = (*within, id(value))
+    with contextlib.suppress(Exception):  # of what an environment returned
+        if len(within) >= _DEEPEST or id(value) in within:
+            pass
+        elif isinstance(value, Mapping):
+            return {str(key): jsonable(item, inner) for key, item in value.items()}
+        elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+            return jsonable(value.item(), inner)
+        elif hasattr(value, "tolist"):
+            return jsonable(value.tolist(), inner)
+        elif isinstance(value, Collection):
+            return [jsonable(item, inner) for item in value]
+        elif not isinstance(value, Iterable):
+            return str(value)
+    return f"<{type(value).__name__}>"

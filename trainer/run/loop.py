@@ -561,7 +561,7 @@ class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
     def __enter__(self) -> Interrupts:
         # Python lets no other thread set handlers.
         if threading.current_thread() is threading.main_thread():
-            hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+            hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) not in (signal.SIG_IGN, None) else []
             self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM, *hangup)}
         return self
 
@@ -577,6 +577,8 @@ class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and self._came:
+            return  # a terminal that ends may send two
         self._came = True
         if not self._inside or self._pending:
             raise KeyboardInterrupt

@@ -47,8 +47,8 @@ class Recorder:
         if failed and not self._told:
             self._told = True
             self._say(
-                f"{phase} step {step}: {len(failed)} attempts at episodes failed, the first: "
-                f"{failed[0].outcome.reason}. They count as no rewards; these and all that follow are listed in "
+                f"{phase} step {step}: attempts at episodes failed ({len(failed)}), the first: "
+                f"{failed[0].outcome.reason}. A failure is never a reward; these and all that follow are listed in "
                 f"{self._folder.failed_path}."
             )
         self._guarded(lambda: self._folder.record_failures(failed, step=step, phase=phase))

@@ -124,12 +124,13 @@ class _Spared:
 
 
 class Report:
-    """Prints for people. ``Report.silent()`` prints nothing, for tests and for use as a library."""
+    """Prints for people. ``Report.silent()`` prints nothing, for tests and for use as a library. ``spare``: what cannot
+    be written is lost, and no error."""
 
-    def __init__(self, console: Console | None = None, *, interval_s: float = 10.0) -> None:
+    def __init__(self, console: Console | None = None, *, interval_s: float = 10.0, spare: bool = False) -> None:
         # A log file has no width of its own; 100 columns keep tables and boards whole.
         # The stdout of this moment, which stays the report's own when what environments print goes elsewhere.
-        out: Any = _Spared(sys.stdout)
+        out: Any = _Spared(sys.stdout) if spare else sys.stdout
         self.console = console or Console(file=out, highlight=False, width=None if out.isatty() else 100)
         self.interval_s = interval_s
         """Seconds between plain progress lines."""

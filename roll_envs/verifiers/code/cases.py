@@ -70,7 +70,7 @@ class Plan:
     calls: list[Call] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     any_case: bool = False
-    """Whether the case of what is printed does not count, as in the judge of CodeContests."""
+    """Whether "Yes" and "no" may be printed in any case: the judge of CodeContests looks at no case at all."""
     checker: str = ""
     """Python program run as ``checker input.txt expected.txt printed.txt``; see :mod:`.outputs`."""
 
@@ -90,11 +90,14 @@ _NOT_STANDARD = ("input_file", "output_file", "input_mode", "interaction_format"
 """By which CodeContests and Codeforces say that a program reads files or talks with another program."""
 
 
-def read_plan(reference: Any, check: Check = lambda content: None) -> Plan:
-    """Raises :class:`Unusable`, and what ``check`` does, which is called with what compressed tests hold before it is
-    read."""
+def read_plan(reference: Any, check: Check = lambda content: None, *, row: Mapping[Any, Any] | None = None) -> Plan:
+    """``row``: where ``reference`` is a column; it may name the function.
+
+    Raises :class:`Unusable`, and what ``check`` does, which is called with what compressed tests hold before it is
+    read.
+    """
     reader = _Reader(check)
-    reader.add(reference, {}, False)
+    reader.add(reference, row or {}, False)
     plan = reader.plan
     if not (plan.asserts or plan.calls or plan.runs):
         said = reader.where or f"a {type(reference).__name__} with nothing to run"
@@ -263,8 +266,12 @@ def _run(item: Any, *, several: bool = False) -> Run:
     if not isinstance(item, Mapping) or "output" not in item:
         raise Unusable(f"a run needs 'output' and may have 'input': {str(item)[:100]!r}")
     given = item.get("input")
-    outputs = (_lines(output, "output") for output in (item["output"] if several else [item["output"]]))
-    return Run(stdin="" if given is None else _lines(given, "input"), outputs=tuple(outputs))
+    outputs = item["output"] if several else [item["output"]]
+    if not outputs:
+        raise Unusable("a run has a list of outputs of which any is right, and it is empty")
+    return Run(
+        stdin="" if given is None else _lines(given, "input"), outputs=tuple(_lines(o, "output") for o in outputs)
+    )
 
 
 def _function_case(name: str, given: Any, wanted: Any) -> Call:
@@ -275,7 +282,7 @@ def _function_case(name: str, given: Any, wanted: Any) -> Call:
         expected.append(wanted)
     elif isinstance(wanted, str) and isinstance(given, str):
         expected = []
-    expected += _readings(wanted) if isinstance(wanted, str) else []
+    expected += _readings(wanted) if isinstance(wanted, str) and wanted.strip() not in ("null", "None") else []
     given = _arguments(given) if isinstance(given, str) else given
     args = tuple(given) if isinstance(given, Sequence) else (given,)
     return Call(function=name, args=args, kwargs={}, expected=expected, from_json=True)

@@ -41,6 +41,9 @@ _LACKS = re.compile(
     rb"|(?:from|module) '(?:collections|fractions|time)'"
 )
 """How a program ends that takes names for granted, or limits or modules as public judges have them."""
+_ASSERTS = re.compile(r"assert|\A\s*[\[{]")
+_BODY = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
+_YES_NO = re.compile(r"(?i)\b(?:yes|no)\b")
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _MISSING = re.compile(r"No module named '(\w+)")
 _LIBRARIES = frozenset("numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests numba".split())
@@ -75,7 +78,7 @@ class CodeVerifier:
     ``credit``: ``all`` (1.0 when every test passes, else 0.0) or ``partial`` (the share that passes); passed means all
     in both. ``time_s`` and ``memory_mb`` bound each test, ``compile_s`` the compiler, ``total_s`` all tests of an
     answer: those left over then are not passed. ``comparison`` of printed output: ``tolerant`` (whitespace, rounding)
-    or ``exact``; ``tolerance`` for floats in it and, when given, in returned values, which are else compared exactly.
+    or ``exact``; ``tolerance`` for floats in it (1e-5) and in returned values (1e-9 in rows of JSON, else 0).
     ``sandbox``: a sandbox, which its owner closes, or the name of a backend whose one instance all verifiers share
     until the process ends. ``tests_sandbox``: where tests and checkers run, with at least as many slots as answers that
     are judged at a time; by default a local one that shows the packages installed here. ``tests_inside`` accepts tests
@@ -115,7 +118,7 @@ class CodeVerifier:
         own jail beside the program could run, and what the sandbox raises."""
         if source.lstrip("\n")[:1] in (" ", "\t"):
             source = plan.prompt + source
-        elif f"def {plan.entry_point}(" in plan.prompt and plan.entry_point not in source:
+        elif f"def {plan.entry_point}(" in plan.prompt and "def " not in source and _BODY.search(source):
             source = f"{plan.prompt}    {source}"  # blanks before an answer are often taken off
         source = _behind(plan.prefix, source) if plan.prefix else source
         if len(source) > _MAX_SOURCE:
@@ -200,8 +203,9 @@ class CodeVerifier:
             return accepts(tests, plan.checker, stdin, wanted, printed, limits=limits, wait_s=self.wait_s)
         tolerance = 1e-5 if self.tolerance is None else self.tolerance
         exact, said = self.comparison == "exact", printed.decode(errors="replace")
-        fold = str.casefold if plan.any_case and not exact else str
-        return same_output(fold(said), fold(wanted), exact=exact, tolerance=tolerance)
+        if plan.any_case and not exact:
+            said, wanted = (_YES_NO.sub(lambda match: match[0].upper(), text) for text in (said, wanted))
+        return same_output(said, wanted, exact=exact, tolerance=tolerance)
 
     # -- calls and test code -------------------------------------------------------------------------------------------
 
@@ -211,7 +215,7 @@ class CodeVerifier:
     def _tests(self, source: str, plan: Plan) -> list[CaseResult]:
         # The jail of the tests is taken first, and none who holds one of the answer's waits for it.
         testing = Testing(
-            source=source, plan=_orders(plan, self.tolerance or 0.0), limits=self.limits, total_s=self.total_s,
+            source=source, plan=_orders(plan, self.tolerance), limits=self.limits, total_s=self.total_s,
             answers=_made(self.sandbox, self.sandbox_kwargs), tests=self._tests_made(), keep=self.tests_sandbox is None,
         )  # fmt: skip
         beside = False
@@ -260,18 +264,15 @@ class CodeVerifier:
 
 
 def _plan(reference: Any, context: Mapping[str, Any] | None) -> Plan:
-    """The tests of the reference, or else of the row; of the row first where the reference is its column of answers,
-    which may hold a solution. Raises :class:`Unusable`."""
-    row = (context or {}).get("row", context) or {}
-    given = [reference, row]
-    if any(reference is row.get(name) for name in ("solution", "answer", "output")):
-        given.reverse()
-    try:
-        return read_plan(given[0])
-    except Unusable:
+    """The tests of the reference, or of its row where there is no reference, or one that may be a solution: a text of
+    its column of answers that asserts nothing. Raises :class:`Unusable`."""
+    row = (context or {}).get("row", context)
+    row = row if isinstance(row, Mapping) else {}
+    answers = [row.get(name) for name in ("solution", "answer", "output") if isinstance(row.get(name), str)]
+    if reference is None or any(reference is text and not _ASSERTS.search(text) for text in answers):
         with contextlib.suppress(Unusable):
-            return read_plan(given[1])
-        raise
+            return read_plan(row)
+    return read_plan(reference, row=row)
 
 
 def _behind(before: str, source: str) -> str:
@@ -279,7 +280,7 @@ def _behind(before: str, source: str) -> str:
     return "\n".join([*_FUTURE.findall(source), before, _FUTURE.sub("", source)])
 
 
-def _orders(plan: Plan, tolerance: float) -> dict[str, Any]:
+def _orders(plan: Plan, tolerance: float | None) -> dict[str, Any]:
     """What the jail of the tests is told. Raises :class:`Unusable`."""
     if plan.asserts and not any(re.search(r"\b(assert|raises|def test)", text) for text in plan.asserts):
         raise Unusable(f"the tests check nothing: {plan.asserts[0][:100]!r}")

@@ -58,6 +58,7 @@ _NUMBERED = re.compile(r"(?m)^ ?\d{1,2}\. (?=[^\W\d])")  # steps of a list
 _BRACKETED = re.compile(r"^\((\d{1,3}(?:,\d{3})+|[\d.]+)\)$")
 _CONDITION = re.compile(r",?\s*\\q?quad\s*\(?[A-Za-z]\s*(?:[<>≤≥≠]|\\(?:[lg]eq?|[lg]t|neq?|in)\b)[^$]{1,40}(?=\$*$)")
 _LETTER_UNIT = re.compile(r"^(-?\d[\d.,]*(?: ?\\times ?10\^\{?-?\d+\}?)?)\$?\s([A-Za-z][²³]?|[A-Z]/[A-Z])\.?$")
+_BOXED_UNIT = re.compile(r"^(-?\d[\d.,]*)\s([mgshLNJWV])$")
 _QUOTED = re.compile(r"^[\"'“‘]([^\"'“”‘’]+)[\"'”’]\.?$")
 _DECIMAL = re.compile(r"\d\.\d")
 _MOST_WORDS = 8
@@ -71,7 +72,7 @@ def final_expression(text: str, *, require_boxed: bool = False) -> str:
     ``final_expression("We get $x=2$, so the answer is $\\frac12$ cm.")`` is ``"\\frac12 cm"``.
     """
     text = _written(text)
-    boxes = [_LETTER_UNIT.sub(r"\1\\text{ \2}", box) for box in boxed(text)]
+    boxes = [_BOXED_UNIT.sub(r"\1\\text{ \2}", box) for box in boxed(text)]
     return _unstyled(", ".join(boxes) if boxes or require_boxed else _unboxed(text))
 
 

@@ -95,7 +95,7 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
         r"(?=[\d$€£]|{SIGN})",
     ),
     "later": (  # "is 5 m high 2 seconds after"
-        r"(\d\s?[a-z²³/]+(?:\s[a-z]+){0,4})\s[\d.]+\s(?:second|minute|hour|day|week|month|year)s?(?=\s(?:after|before)\b)",
+        r"(\d\s?(?!(?:second|minute|hour|day|week|month|year|sec|min|h)s?\b)[a-z²³/]+(?:\s[a-z]+){0,4})\s[\d.]+\s(?:second|minute|hour|day|week|month|year)s?(?=\s(?:after|before)\b)",
     ),
     "explained": (  # "the number is 4: they are ...", "there are 4 pens - 3 red ones": an explanation behind the answer
         r"(?:\b(?:is|are|was|were|has|have|get|needs?)\b|'s)[^:=]{0,80}?(?:\d|{SIGN}|=[^:]{0,80})"

@@ -32,7 +32,8 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
         r"(?:is|are|what|how|do|does|can|could|why|which)\b[^?]*\?$",
     ),
     "supposed": (
-        r"if\b(?=.{1,200}\b(?:would|were)\b).{1,200}\b(?:had|were|more|fewer|less|instead|another|other)\b",
+        r"if\b(?=.{1,200}\b(?:would|were)\b)(?:.{1,200}\b(?:had|were|more|fewer|less|instead|another|other)\b"
+        r"| \w+ (?:\w+ed|bought|sold|paid|got|took|made|went|did|could|chose|gave)\b)",
         r".{1,200}\bwould be\b.{1,200}\bif\b",
         r"(?:many|most|some) people\b.{1,200}\bwould\b",
     ),
@@ -124,9 +125,9 @@ CONCLUDES, REVISED = _BEGINS["concludes"], _SAYS["revised"]
 _CUT_OFF = re.compile(
     r"(?:\b(?:the|an?|of|and|then|with|to|by|from|is|are|that|at|for|in|on|as|than|which|where|when|we|he|she|they|has|have"
     r"|was|were|be|or|if|so|but|(?:need|have) to \w+)|[\w)\]] ?[-+*/=×,]|:)\s*$"
-    r"|\\(?:[(\[]|begin\{)(?![\s\S]*\\(?:[)\]]|end\{))"  # mathematics that never ends
+    r"|\\(?:[(\[]|begin\{)(?=[\s\S]*\w)(?![\s\S]*\\(?:[)\]]|end\{))"  # mathematics that never ends
 )
-_ASKS = re.compile(r"(?i)\bhow (?:many|much)\b[^?]*\?\W*$")  # the problem once more
+_ASKS = re.compile(r"(?i)\W*how (?:many|much)\b[^?]*\?\W*$")  # the problem once more
 _UNFINISHED = re.compile(rf"(?:(?!{SIGN}|\d)[\w'’,;()/-]+ ){{6,}}(?!{SIGN})[A-Za-z]+")
 _WRITINGS = (
     (r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2"),
@@ -177,7 +178,7 @@ def sentences(text: str, *, first: bool = False) -> list[str]:
     cut_off = not back and bool(_CUT_OFF.search(text) or (len(every) > 1 and _UNFINISHED.fullmatch(every[-1])))
     if cut_off and first and len(every) > 1:
         return told if told[-1:] != every[-1:] else told[:-1]
-    asks = every and _ASKS.search(every[-1])
+    asks = every and not concluded and _ASKS.match(every[-1])
     return [] if cut_off or asks or any(map(_SAYS["no answer"].search, doubted)) else told
 
 

@@ -278,7 +278,7 @@ def _value(expression: Any, point: dict[Any, Any]) -> Any:
     # A variable of an integral or a sum must stay; for others this is several times quicker.
     bound = expression.atoms(sympy.Symbol) - expression.free_symbols
     there = expression.subs(point) if bound else expression.xreplace(point)
-    if there.is_Rational:
+    if there.is_Rational and max(there.p.bit_length(), there.q.bit_length()) < 4000:
         return there  # exact, and quicker
     value = sympy.N(there, _DIGITS, maxn=_DIGITS + 100)
     if not value.is_number or not value.is_finite:

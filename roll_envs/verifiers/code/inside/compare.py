@@ -38,10 +38,10 @@ def _with_integer_keys(value: Any) -> Any:
     return {int(k) if whole else k: _with_integer_keys(v) for k, v in value.items()}
 
 
-def expected(said: Any, wanted: list[Any], tolerance: float, *, loose: bool) -> bool:
+def expected(said: Any, wanted: list[Any], tolerance: float | None, *, loose: bool) -> bool:
     """Whether it is one of the ``wanted``. ``loose``: the values are JSON, whose floats may be rounded otherwise."""
     forms = [*wanted, *map(_with_integer_keys, wanted)] if loose else wanted
-    tolerance = tolerance or (1e-9 if loose else 0.0)
+    tolerance = (1e-9 if loose else 0.0) if tolerance is None else tolerance
     return any(same_value(said, form, tolerance=tolerance, as_json=loose) for form in forms)
 
 
@@ -79,7 +79,8 @@ def _same_number(said: Any, wanted: Any, tolerance: float) -> bool:
         return bool(said != said and wanted != wanted)
     if said == wanted:
         return True
-    if not tolerance or isinstance(wanted, int):
+    integers = [isinstance(value, int) for value in (said, wanted)]
+    if not tolerance or all(integers) or (any(integers) and said == said // 1 and wanted == wanted // 1):
         return False
     try:
         difference, size = abs(said - wanted), max(abs(said), abs(wanted), 1.0)

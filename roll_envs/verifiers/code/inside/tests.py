@@ -225,6 +225,8 @@ class Tests:
                     if isinstance(error, MemoryError) or not is_from_answer(error):
                         raise
                     status, detail = _ended(error)
+                    if isinstance(error, Fault):
+                        break
             self._note("", status, detail)
 
     def _code(self) -> None:
