@@ -806,10 +806,14 @@ def test_the_loss_of_a_cluster_s_head_ends_a_run_after_a_whole_step(
 
 
 def test_a_terminal_that_ends_may_send_two_signals() -> None:
-    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt), interrupts.whole():
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGHUP)
-            time.sleep(0.01)
+    def hang_up() -> None:
+        with interrupts.whole():
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
+                time.sleep(0.01)
+
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
+        hang_up()
     assert not interrupts.interrupted_midway
 
 

@@ -33,7 +33,7 @@ _OPENINGS: dict[str, tuple[str, ...]] = {
     ),
     "supposed": (
         r"if\b(?=.{1,200}\b(?:would|were)\b)(?:.{1,200}\b(?:had|were|more|fewer|less|instead|another|other)\b"
-        r"| \w+ (?:\w+ed|bought|sold|paid|got|took|made|went|did|could|chose|gave)\b)",
+        r"| (?:you|he|she|it|we|they) (?:\w+ed|bought|sold|paid|got|took|made|went|did|could|chose|gave)\b)",
         r".{1,200}\bwould be\b.{1,200}\bif\b",
         r"(?:many|most|some) people\b.{1,200}\bwould\b",
     ),
@@ -127,7 +127,7 @@ _CUT_OFF = re.compile(
     r"|was|were|be|or|if|so|but|(?:need|have) to \w+)|[\w)\]] ?[-+*/=×,]|:)\s*$"
     r"|\\(?:[(\[]|begin\{)(?=[\s\S]*\w)(?![\s\S]*\\(?:[)\]]|end\{))"  # mathematics that never ends
 )
-_ASKS = re.compile(r"(?i)\W*how (?:many|much)\b[^?]*\?\W*$")  # the problem once more
+_ASKS = re.compile(r"(?i)\W*(?:if\b[^?]{1,300}, )?how (?:many|much)\b[^?]*\?\W*$")  # the problem once more
 _UNFINISHED = re.compile(rf"(?:(?!{SIGN}|\d)[\w'’,;()/-]+ ){{6,}}(?!{SIGN})[A-Za-z]+")
 _WRITINGS = (
     (r"\b([AaPp])\.\s?([Mm])\b\.?", r"\1\2"),
