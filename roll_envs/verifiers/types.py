@@ -45,4 +45,4 @@ class Verifier(Protocol):
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         """Judge ``answer``. ``reference`` is what the verifier compares with (an answer, tests, a schema); ``context``
-        may carry the prompt and whatever else the row of the data set holds."""
+        may carry the prompt and whatever else the row of the data set holds; ``row`` is all of it as it is there."""

@@ -477,6 +477,7 @@ def test_same_value() -> None:
     assert not same_value(10**20, 10**20 + 1, tolerance=1e-6)  # ints are exact
     assert not same_value(2_000_000_001, 2e9, tolerance=1e-9)
     assert same_value(5.000000000000001, 5, tolerance=1e-6)
+    assert not any(same_value(said, 5, tolerance=1e-6) for said in (5j, math.inf, math.nan, 1e308, 10**400))
     assert not same_value("1", 1)
     assert same_value({1: 2.0000001}, {1: 2.0}, tolerance=1e-6)
 

@@ -427,6 +427,11 @@ ROWS: dict[str, tuple[str, str, Any]] = {
             "entry_point": "f",
         },
     ),
+    "a number of another kind": (
+        "def f(x): return 5",
+        "def f(x): return 5j",
+        {"fn_name": "f", "inputs": [[1]], "outputs": [5]},
+    ),
     "None as a text": (
         "def f(x): return 'None'",
         "def f(x): pass",

@@ -85,7 +85,9 @@ class ServerProcess:
         given = (module, arguments, dict(os.environ if environment is None else environment), pipe, log)
         self._forked = Forked(_serve, *given, log=Path(os.devnull))
         self.pid = self._forked.pid
+        until = time.monotonic() + 60
         while self.poll() is None and pipe.exists():
+            assert time.monotonic() < until, "the fork server is stuck"
             time.sleep(0.001)
 
     def poll(self) -> int | None:

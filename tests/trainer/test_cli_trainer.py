@@ -202,6 +202,11 @@ def test_a_warm_start_without_an_oracle_is_told(
     assert main([str(config_path), "--dry-run", "warm_start={steps: 1, learn_random: false}"]) == 2
     said = "roll-train: warm_start.steps is 1, but roll/FrozenLake-v0 has no oracle, and random actions are not learnt"
     assert capsys.readouterr().err.startswith(said)
+    # In a mix the others are learnt.
+    both = "envs: [{name: lake, id: roll/FrozenLake-v0}, {name: box, id: roll/SimpleSokoban-v0}]"
+    config_path.write_text(TEXT.replace("env: {id: roll/FrozenLake-v0}", both))
+    assert main([str(config_path), "--dry-run", "warm_start={steps: 1, learn_random: false}"]) == 0
+    assert "roll/FrozenLake-v0 has no oracle: the warm start shows nothing of it that is l" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ class _Reader:
         name = item.get("fn_name") or _function_of(row) or (item.get("metadata") or {}).get("func_name")
         kind = str(item.get("testtype") or item.get("type") or ("functional" if name else "stdin"))
         if kind.startswith("stdin"):
-            # ``["4"]`` in xCodeEval.
+            # A list holds the right outputs in xCodeEval, the lines of one elsewhere.
             several = "hidden_unit_tests" in row and isinstance(item["output"], list)
             self.plan.runs.append(_run(item, several=several))
         elif not name:
@@ -269,9 +269,8 @@ def _run(item: Any, *, several: bool = False) -> Run:
     outputs = item["output"] if several else [item["output"]]
     if not outputs:
         raise Unusable("a run has a list of outputs of which any is right, and it is empty")
-    return Run(
-        stdin="" if given is None else _lines(given, "input"), outputs=tuple(_lines(o, "output") for o in outputs)
-    )
+    accepted = tuple(_lines(output, "output") for output in outputs)
+    return Run(stdin="" if given is None else _lines(given, "input"), outputs=accepted)
 
 
 def _function_case(name: str, given: Any, wanted: Any) -> Call:

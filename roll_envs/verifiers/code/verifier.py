@@ -41,8 +41,10 @@ _LACKS = re.compile(
     rb"|(?:from|module) '(?:collections|fractions|time)'"
 )
 """How a program ends that takes names for granted, or limits or modules as public judges have them."""
-_ASSERTS = re.compile(r"assert|\A\s*[\[{]")
-_BODY = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
+_MAY_TEST = re.compile(r"assert|\A\s*[\[{]")
+"""What a text of tests has in it: an assertion, or how JSON begins."""
+_OF_BODY = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
+"""What only the body of a function has in it."""
 _YES_NO = re.compile(r"(?i)\b(?:yes|no)\b")
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _MISSING = re.compile(r"No module named '(\w+)")
@@ -118,7 +120,7 @@ class CodeVerifier:
         own jail beside the program could run, and what the sandbox raises."""
         if source.lstrip("\n")[:1] in (" ", "\t"):
             source = plan.prompt + source
-        elif f"def {plan.entry_point}(" in plan.prompt and "def " not in source and _BODY.search(source):
+        elif f"def {plan.entry_point}(" in plan.prompt and "def " not in source and _OF_BODY.search(source):
             source = f"{plan.prompt}    {source}"  # blanks before an answer are often taken off
         source = _behind(plan.prefix, source) if plan.prefix else source
         if len(source) > _MAX_SOURCE:
@@ -269,7 +271,7 @@ def _plan(reference: Any, context: Mapping[str, Any] | None) -> Plan:
     row = (context or {}).get("row", context)
     row = row if isinstance(row, Mapping) else {}
     answers = [row.get(name) for name in ("solution", "answer", "output") if isinstance(row.get(name), str)]
-    if reference is None or any(reference is text and not _ASSERTS.search(text) for text in answers):
+    if reference is None or any(reference is text and not _MAY_TEST.search(text) for text in answers):
         with contextlib.suppress(Unusable):
             return read_plan(row)
     return read_plan(reference, row=row)

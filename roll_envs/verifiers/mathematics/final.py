@@ -58,6 +58,7 @@ _NUMBERED = re.compile(r"(?m)^ ?\d{1,2}\. (?=[^\W\d])")  # steps of a list
 _BRACKETED = re.compile(r"^\((\d{1,3}(?:,\d{3})+|[\d.]+)\)$")
 _CONDITION = re.compile(r",?\s*\\q?quad\s*\(?[A-Za-z]\s*(?:[<>≤≥≠]|\\(?:[lg]eq?|[lg]t|neq?|in)\b)[^$]{1,40}(?=\$*$)")
 _LETTER_UNIT = re.compile(r"^(-?\d[\d.,]*(?: ?\\times ?10\^\{?-?\d+\}?)?)\$?\s([A-Za-z][²³]?|[A-Z]/[A-Z])\.?$")
+# In a box a letter is more often a variable: R, d, a².
 _BOXED_UNIT = re.compile(r"^(-?\d[\d.,]*)\s([mgshLNJWV])$")
 _QUOTED = re.compile(r"^[\"'“‘]([^\"'“”‘’]+)[\"'”’]\.?$")
 _DECIMAL = re.compile(r"\d\.\d")

@@ -74,13 +74,17 @@ def same_value(said: Any, wanted: Any, *, tolerance: float = 0.0, as_json: bool 
     return bool(type(said) is type(wanted) and said == wanted)
 
 
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int) or (isinstance(number, float) and number.is_integer())
+
+
 def _same_number(said: Any, wanted: Any, tolerance: float) -> bool:
     if said != said or wanted != wanted:
         return bool(said != said and wanted != wanted)
     if said == wanted:
         return True
-    integers = [isinstance(value, int) for value in (said, wanted)]
-    if not tolerance or all(integers) or (any(integers) and said == said // 1 and wanted == wanted // 1):
+    integer = isinstance(said, int) or isinstance(wanted, int)
+    if not tolerance or (integer and _is_whole(said) and _is_whole(wanted)):
         return False
     try:
         difference, size = abs(said - wanted), max(abs(said), abs(wanted), 1.0)
