@@ -89,14 +89,19 @@ def _evaluate(arguments: Sequence[str]) -> int:
 def _evaluated(options: argparse.Namespace, chosen: dict[str, Any]) -> PhaseResult:
     if Path(options.path).is_file() or options.path.endswith((".yaml", ".yml")):
         from trainer.config.load import load_config
+
+        config = load_config(options.path, options.overrides)
         from trainer.run.evaluate import evaluate_config
 
-        return evaluate_config(load_config(options.path, options.overrides), **chosen)
+        return evaluate_config(config, **chosen)
     if options.overrides:
         raise RollError(
             f"{options.overrides[0]!r}: keys are laid over a YAML file, and {options.path!r} is none; a run is "
             "evaluated as it was trained"
         )
+    from trainer.run.folder import RunFolder
+
+    RunFolder.open(options.path)  # what is no run is told before torch is loaded
     from trainer.run.evaluate import evaluate_run
 
     return evaluate_run(options.path, **chosen)

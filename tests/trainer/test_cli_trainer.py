@@ -118,9 +118,12 @@ def test_a_dry_run_finds_what_this_machine_lacks(
 
 
 LIGHT = """
-import sys
-from trainer.cli import main
-status = main(sys.argv[1:])
+import importlib, sys
+module, function, *arguments = sys.argv[1:]
+try:
+    status = getattr(importlib.import_module(module), function)(arguments)
+except SystemExit as left:
+    status = left.code
 heavy = {"torch", "transformers", "matplotlib", "tensorboard"} & set(sys.modules)
 assert not heavy, heavy
 sys.exit(status)
@@ -128,11 +131,22 @@ sys.exit(status)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"), [(["--dry-run"], 0), (["optimiser.lr=1"], 2), (["--dry-run", "env.id=roll/Nope-v0"], 2)]
+    ("command", "arguments", "status"),
+    [
+        ("trainer.cli", ["CONFIG", "--dry-run"], 0),
+        ("trainer.cli", ["CONFIG", "optimiser.lr=1"], 2),
+        ("trainer.cli", ["CONFIG", "--dry-run", "env.id=roll/Nope-v0"], 2),
+        ("trainer.cli_eval", ["no-such-run"], 2),
+        ("trainer.cli_eval", ["CONFIG", "optimiser.lr=1"], 2),
+        ("roll_envs.cli", ["eval", "roll/FrozenLake-v0"], 2),
+    ],
 )
-def test_nothing_heavy_is_loaded_before_it_is_needed(config_path: Path, arguments: list[str], status: int) -> None:
-    command = [sys.executable, "-W", "error", "-c", LIGHT, str(config_path), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def test_nothing_heavy_is_loaded_before_it_is_needed(
+    config_path: Path, command: str, arguments: list[str], status: int
+) -> None:
+    given = [str(config_path) if each == "CONFIG" else each for each in arguments]
+    line = [sys.executable, "-W", "error", "-c", LIGHT, command, "main", *given]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -317,18 +331,22 @@ def test_resume_takes_a_run_or_a_checkpoint_of_it(
     assert "no run folder" in capsys.readouterr().err
 
 
-def test_evaluation_prints_a_table_or_json(loop: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main_eval(["run", "--tasks", "8", "--temperature", "0", "--env", "x", "--seed", "4", "--json"]) == 0
+def test_evaluation_prints_a_table_or_json(
+    config_path: Path, loop: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(config_path.parent)
+    config_path.rename(config_path.with_name("config.yaml"))
+    assert main_eval([run, "--tasks", "8", "--temperature", "0", "--env", "x", "--seed", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["success"] == 0.5
-    assert loop.seen == [("evaluate", "run", {"tasks": 8, "seed": 4, "env_id": "x", "temperature": 0.0})]
-    assert main_eval(["run"]) == 0
+    assert loop.seen == [("evaluate", run, {"tasks": 8, "seed": 4, "env_id": "x", "temperature": 0.0})]
+    assert main_eval([run]) == 0
     assert "0.200-0.800" in capsys.readouterr().out
     assert loop.seen[1][2] == {"tasks": None, "seed": None, "env_id": None, "temperature": None}
     loop.work = raising(CheckpointError("no checkpoint"))
-    assert main_eval(["run"]) == 2
+    assert main_eval([run]) == 2
     assert capsys.readouterr().err == "roll-eval: no checkpoint\n"
     loop.work = raising(KeyboardInterrupt())
-    assert main_eval(["run"]) == 130
+    assert main_eval([run]) == 130
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,8 @@ def test_wrong_overrides(override: str, expected: str) -> None:
         (["sampling.max_new_tokens=1024"], "leaves no room for a prompt"),
         (["rollout.group_size=1"], "allowed: 2 or more, or advantage.name 'reinforce'"),
         (["optimizer.lr=.inf"], "optimizer.lr is inf; allowed: a number >= 0"),
+        (["optimizer.lr=1e300"], "optimizer.lr is 1e+300; allowed: numbers that a float32 can hold, up to 3.4e38"),
+        ([f"steps={10**30}"], f"steps is {10**30}; allowed: whole numbers of 64 bits"),
         (["optimizer.lr=.nan"], "optimizer.lr is nan; allowed: a number >= 0"),
         (["optimizer.lr=true"], "optimizer.lr is true; allowed: a number >= 0"),
         (["name=../x"], "name is '../x'; allowed: letters"),
@@ -271,7 +273,7 @@ _json = st.recursive(
 
 
 @settings(deadline=None)
-@given(kwargs=st.dictionaries(st.text(), _json, max_size=4), lr=st.floats(0, 1e300), prompt=st.none() | st.text())
+@given(kwargs=st.dictionaries(st.text(), _json, max_size=4), lr=st.floats(0, 3.4e38), prompt=st.none() | st.text())
 def test_a_dumped_configuration_loads_back_equal(kwargs: dict[str, Any], lr: float, prompt: str | None) -> None:
     config = RunConfig.model_validate(
         {

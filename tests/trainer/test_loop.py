@@ -52,7 +52,8 @@ from trainer.rollout.source import HELD_OUT_SEEDS, Session, draw_tasks, held_out
 from trainer.run.checkpoint import CheckpointState, list_checkpoints, load_checkpoint
 from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics
-from trainer.run.loop import Interrupts, resume, train
+from trainer.run.interrupts import Interrupts
+from trainer.run.loop import resume, train
 from trainer.run.report import Report
 from trainer.run.update import warm_start_step
 

@@ -27,8 +27,9 @@ from trainer.rollout.source import Session
 from trainer.rollout.stream import RecordReader
 from trainer.run.checkpoint import list_checkpoints, load_checkpoint
 from trainer.run.folder import RunFolder, read_metrics
-from trainer.run.loop import load_parts, resume, train
+from trainer.run.loop import resume, train
 from trainer.run.report import Report
+from trainer.run.saving import load_parts
 from trainer.run.update import update
 
 WARM, STEPS, REFRESH = 25, 6, 2

@@ -18,8 +18,8 @@ import roll_envs
 from roll_envs.cli import main
 from roll_envs.testing import COUNTER_CARD, CounterEnv
 from trainer.data.metrics import wilson_interval
-from trainer.measure import pass_at
 from trainer.rollout.stream import RecordReader
+from trainer.run.measure import pass_at
 from trainer.view.episodes import Episodes
 
 
@@ -106,7 +106,7 @@ def test_the_same_command_plays_what_is_missing(capsys: pytest.CaptureFixture[st
 
 
 def test_what_was_stopped_goes_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.measure._SAVE_S", 0.0)
+    monkeypatch.setattr("trainer.run.measure._SAVE_S", 0.0)
     count = itertools.count()
 
     from trainer.run.folder import RunFolder

@@ -27,9 +27,10 @@ from trainer.rollout.stream import RecordReader, StepRecord
 from trainer.run.checkpoint import load_checkpoint
 from trainer.run.evaluate import evaluate_run
 from trainer.run.folder import RunFolder, read_metrics
-from trainer.run.loop import load_parts, resume, train
+from trainer.run.loop import resume, train
 from trainer.run.replay import replay, rescore
 from trainer.run.report import Report
+from trainer.run.saving import load_parts
 from trainer.run.update import begin_phase
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

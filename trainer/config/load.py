@@ -7,8 +7,9 @@ The models themselves, their defaults and their checks are in :mod:`trainer.conf
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -276,6 +277,10 @@ def _check_format(data: Mapping[str, Any], place: _Places) -> str:
 def _checked(data: dict[str, Any], place: _Places) -> tuple[RunConfig | None, list[str]]:
     """The configuration that ``data`` make, with every setting of its parts; and what is wrong with them."""
     parts, problems = _chosen_parts(data, place)
+    problems += [
+        f"{place(path)}: {dotted(path)} is {_shown(value)}; allowed: {_RANGES[type(value)]}"
+        for path, value in _too_large(data)
+    ]
     model = _with_settings(tuple(parts.items()))
     while True:
         try:
@@ -301,6 +306,19 @@ def _checked(data: dict[str, Any], place: _Places) -> tuple[RunConfig | None, li
                 where = place(("warm_start", "teacher"))
                 problems += [f"{where}: warm_start.teacher: {problem}" for problem in str(error).splitlines()]
     return config, problems
+
+
+_RANGES: Mapping[type, str] = {int: "whole numbers of 64 bits", float: "numbers that a float32 can hold, up to 3.4e38"}
+
+
+def _too_large(node: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Numbers, and where they stand, that tensors and generators cannot hold; an environment's own may be any."""
+    if isinstance(node, Mapping | list):
+        for key, inside in node.items() if isinstance(node, Mapping) else enumerate(node):
+            if key != "kwargs":
+                yield from _too_large(inside, (*path, key))
+    elif type(node) in _RANGES and (2**63 - 1 if type(node) is int else 3.4e38) < abs(node) < math.inf:
+        yield path, node
 
 
 @cache

@@ -7,22 +7,16 @@ of a run is its weights, its optimiser and two counters. What is in flight when 
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from roll_envs.errors import CheckpointError, ConfigError, RollError
 from roll_envs.types import Group, Metrics, Trajectory
 from roll_envs.verifiers.workers import pool_metrics
-from trainer.algorithms.shaping import AlgorithmState
 from trainer.cluster.crew import RankError
 from trainer.cluster.learner_ranks import LearnerRanks
 from trainer.cluster.ray_cluster import head_watched
@@ -33,7 +27,7 @@ from trainer.engines import check_can_train
 from trainer.model.forward import load_weights
 from trainer.model.network import save_model
 from trainer.rollout.scheduler import Collected, GroupSource, check_mode
-from trainer.rollout.source import Ledger, Session
+from trainer.rollout.source import Session
 from trainer.rollout.stream import StepRecord, episodes_of
 from trainer.run.checkpoint import (
     CheckpointState,
@@ -41,62 +35,21 @@ from trainer.run.checkpoint import (
     load_checkpoint,
     load_newest,
     load_policy,
-    restore_random,
     set_aside_after,
     vocabulary_of,
 )
-from trainer.run.evaluate import PhaseResult, evaluation_metrics, play_evaluation, summary
+from trainer.run.counters import Counters
+from trainer.run.evaluate import evaluation_metrics, play_evaluation, summary
 from trainer.run.folder import RunFolder, read_metrics
+from trainer.run.interrupts import Interrupts
 from trainer.run.plot import plot_run
 from trainer.run.recorder import Recorder
 from trainer.run.report import Report
-from trainer.run.saving import Saver, noting
+from trainer.run.saving import Saver, load_parts, noting
 from trainer.run.update import StepParts, begin_phase, refresh_reference, update, warm_start_step
 
 WARM_START, TRAIN, EVALUATION = "warm_start", "train", "evaluation"
 SAMPLE_EPISODES = 16
-
-
-@dataclass(slots=True)
-class _Counters:
-    """How far a run is."""
-
-    warm_steps: int = 0
-    steps: int = 0
-    version: int = 0
-    """Of the weights: optimiser phases done."""
-    ledger: Ledger = field(default_factory=Ledger)
-    """Which training tasks were drawn, and which are in flight."""
-    evaluations: list[PhaseResult] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Time of every phase over all resumes."""
-
-    @classmethod
-    def load(cls, state: CheckpointState, path: Path) -> _Counters:
-        """Those of a checkpoint of the run in ``path``. Raises :class:`CheckpointError`."""
-        try:
-            saved = dict(state.progress)
-            return cls(
-                **{name: saved[name] for name in ("warm_steps", "steps", "seconds")},
-                version=state.version,
-                ledger=Ledger.load(state.cursor, saved),
-                evaluations=[PhaseResult(**evaluation) for evaluation in saved["evaluations"]],
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint of {path} does not say how far the run was ({error})") from error
-
-    def spend(self, phase: str, seconds: float) -> None:
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """Differs between any two moments at which a checkpoint may be saved."""
-        return self.warm_steps, self.steps, len(self.evaluations)
-
-    @property
-    def evaluated(self) -> PhaseResult | None:
-        """The evaluation of the present weights, if they were evaluated."""
-        return next((evaluation for evaluation in self.evaluations if evaluation.step == self.steps), None)
 
 
 def train(config: RunConfig, folder: RunFolder, report: Report) -> dict[str, Any]:
@@ -110,7 +63,7 @@ def train(config: RunConfig, folder: RunFolder, report: Report) -> dict[str, Any
         LearnerRanks(config) as ranks,
         Interrupts() as interrupts,
     ):
-        return _finished(lambda: _Run(session, folder, report, interrupts, _Counters(), ranks), folder, report, ranks)
+        return _finished(lambda: _Run(session, folder, report, interrupts, Counters(), ranks), folder, report, ranks)
 
 
 def resume(
@@ -128,7 +81,7 @@ def resume(
 
 def _resume(folder: RunFolder, report: Report, steps: int | None, checkpoint: Path | None) -> dict[str, Any]:
     state, damaged = load_newest(folder.path) if checkpoint is None else (load_checkpoint(checkpoint), {})
-    counters = _Counters.load(state, folder.path)
+    counters = Counters.load(state, folder.path)
     if steps is not None and counters.steps > steps:
         raise ConfigError(f"--steps {steps}: the run has done {counters.steps} steps already")
     warm_steps = folder.config.warm_start.steps
@@ -205,7 +158,7 @@ class _Run:
         folder: RunFolder,
         report: Report,
         interrupts: Interrupts,
-        counters: _Counters,
+        counters: Counters,
         ranks: LearnerRanks,
     ) -> None:
         self.session, self.folder, self.report, self.ranks = session, folder, report, ranks
@@ -258,7 +211,7 @@ class _Run:
         self.source.cancel()
         state, damaged = load_newest(self.folder.path)
         load_weights(self.session.model.network, state.model())
-        counters = _Counters.load(state, self.folder.path)
+        counters = Counters.load(state, self.folder.path)
         run = _Run(self.session, self.folder, self.report, self.interrupts, counters, self.ranks)
         run.load(state)
         run.damaged = self.damaged
@@ -515,86 +468,3 @@ class _Run:
         self.report.print_evaluation_table(counters.evaluations)
         self.report.print_before_and_after(self._before, last)
         return result
-
-
-def load_parts(parts: StepParts, state: CheckpointState, ranks: LearnerRanks | None = None) -> StepParts:
-    """``parts`` that were made of a checkpoint's weights, with what it saved beside them; random states are put back
-    too.
-
-    Raises :class:`CheckpointError` where they are others than those that were saved.
-    """
-    for name in parts.others:
-        if name not in state.others:
-            raise CheckpointError(
-                f"the checkpoint has no {name}, which the configuration asks for; resume with the advantage.name, "
-                "loss.kl_coef and reward.kl_coef it was saved with"
-            )
-    try:
-        if ranks is None or state.files is None or not ranks.restore(state.files, [*parts.others], [*parts.optimized]):
-            for name, trained in parts.optimized.items():
-                trained.load_optimizer_state(state.optimizer[name])
-            for name, part in parts.others.items():
-                part.load_weights(state.others[name]())
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"the checkpoint does not fit the configuration's optimiser: {error}") from error
-    try:
-        remembered = AlgorithmState.from_dict(state.progress["algorithm"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint does not say what the algorithm remembers ({error})") from error
-    restore_random(state.random)
-    return replace(parts, state=remembered)
-
-
-class Interrupts(contextlib.AbstractContextManager["Interrupts"]):
-    """SIGINT, SIGTERM and SIGHUP (the terminal is gone; not where ``nohup`` has it ignored) become
-    ``KeyboardInterrupt``, at once outside of :meth:`whole`, after it inside.
-
-    In another thread than the main one (a notebook's, a test's) signals are left as they are.
-    """
-
-    def __init__(self) -> None:
-        self.interrupted_midway = False
-        """Whether an interrupt ended the body of a :meth:`whole` half-way: what it changed must not be saved."""
-        self._inside = self._pending = self._came = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        # Python lets no other thread set handlers.
-        if threading.current_thread() is threading.main_thread():
-            hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) not in (signal.SIG_IGN, None) else []
-            self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM, *hangup)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def interrupt(self, why: str) -> None:
-        """What a first SIGTERM does, from another thread; nothing after an interrupt, or where signals are left as they
-        are."""
-        if self._before and not self._came:
-            print(f"{why}: the run is saved and ends.", file=sys.stderr)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP and self._came:
-            return  # a terminal that ends may send two
-        self._came = True
-        if not self._inside or self._pending:
-            raise KeyboardInterrupt
-        self._pending = True
-
-    @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        """Run the body to its end before an interrupt takes effect; a second interrupt does not wait. Not nested."""
-        self._inside = True
-        try:
-            yield
-        except KeyboardInterrupt:
-            self.interrupted_midway = True
-            raise
-        finally:
-            self._inside = False
-        if self._pending:
-            self._pending = False
-            raise KeyboardInterrupt

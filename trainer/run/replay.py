@@ -19,7 +19,8 @@ from trainer.rollout.source import Session
 from trainer.rollout.stream import RecordReader
 from trainer.run.checkpoint import latest_before, load_checkpoint, load_policy
 from trainer.run.folder import RunFolder, read_metrics
-from trainer.run.loop import TRAIN, load_parts
+from trainer.run.loop import TRAIN
+from trainer.run.saving import load_parts
 from trainer.run.update import begin_phase, refresh_reference, update
 
 # -- learning again ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """Saves the checkpoints of a run: as the learner's place asks, by this process or by its ranks, and beside the training
-where ``checkpoint.asynchronous`` says so.
+where ``checkpoint.asynchronous`` says so. Puts what they hold back.
 
 One checkpoint is written at a time. An error of one that is written in the background is raised at the next save, or at
 the end of the run; every earlier checkpoint is then still there.
@@ -19,13 +19,16 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from roll_envs.errors import CheckpointError
+from trainer.algorithms.shaping import AlgorithmState
 from trainer.cluster.learner_ranks import LearnerRanks
 from trainer.config.schema import CheckpointConfig
 from trainer.learner import Critic, Learner
 from trainer.learner.snapshot import kept_state
 from trainer.model.network import WeightSource
-from trainer.run.checkpoint import CheckpointState, Shares, prepare, save_checkpoint
+from trainer.run.checkpoint import CheckpointState, Shares, prepare, restore_random, save_checkpoint
 from trainer.run.folder import UNFINISHED, disk_errors
+from trainer.run.update import StepParts
 
 
 class Saver(contextlib.AbstractContextManager["Saver"]):
@@ -108,6 +111,34 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
     ) -> None:
         with noting(error) if isinstance(error, Exception) else contextlib.nullcontext():
             self.wait()
+
+
+def load_parts(parts: StepParts, state: CheckpointState, ranks: LearnerRanks | None = None) -> StepParts:
+    """``parts`` that were made of a checkpoint's weights, with what it saved beside them; random states are put back
+    too.
+
+    Raises :class:`CheckpointError` where they are others than those that were saved.
+    """
+    for name in parts.others:
+        if name not in state.others:
+            raise CheckpointError(
+                f"the checkpoint has no {name}, which the configuration asks for; resume with the advantage.name, "
+                "loss.kl_coef and reward.kl_coef it was saved with"
+            )
+    try:
+        if ranks is None or state.files is None or not ranks.restore(state.files, [*parts.others], [*parts.optimized]):
+            for name, trained in parts.optimized.items():
+                trained.load_optimizer_state(state.optimizer[name])
+            for name, part in parts.others.items():
+                part.load_weights(state.others[name]())
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"the checkpoint does not fit the configuration's optimiser: {error}") from error
+    try:
+        remembered = AlgorithmState.from_dict(state.progress["algorithm"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint does not say what the algorithm remembers ({error})") from error
+    restore_random(state.random)
+    return replace(parts, state=remembered)
 
 
 @contextlib.contextmanager
