@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,30 +75,26 @@ class LocalSlot:
         self._folder: int | None = None
         """The open working folder of a run, to fetch files from; all processes that could change them have ended."""
         # SEQPACKET keeps messages apart, as datagrams do, and reports the end of the other side, as streams do.
-        control, theirs_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        work, theirs_work = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control, self._work = control, work
-        fds = (theirs_control.fileno(), theirs_work.fileno())
+        self._work, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         python = executable()
         self._supervisor = subprocess.Popen(
-            [python, "-S", "-c", _BOOT, *map(str, fds)],  # -S: no site module, so no packages of the host
+            [python, "-S", "-c", _BOOT, str(theirs.fileno())],  # -S: no site module, so no packages of the host
             env={"LANG": "C.UTF-8"},
             cwd=_INSIDE,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=fds,
+            pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
-        theirs_control.close()
-        theirs_work.close()
+        theirs.close()
         try:
             if cpus:  # before it is told to begin; what it starts inherits it
                 os.sched_setaffinity(self._supervisor.pid, cpus)
-            wire.send(control, {**plan, "owner": os.getpid()})
+            wire.send(self._work, {**plan, "owner": os.getpid()})
             reason = f"no sign of life within {START_S:g} s"
-            if _readable(START_S, work):
-                message, _ = wire.receive(work)
+            if _readable(START_S, self._work):
+                message, _ = wire.receive(self._work)
                 reason = "it ended" if message is None else message.get("text", "")
         except OSError:
             reason = f"the sandbox's own process ended at once ({python} -S -c ...)"
@@ -109,11 +105,11 @@ class LocalSlot:
     def run(self, order: Order, wall_s: float) -> Ended:
         if order.message["order"] == "run":
             self._serial += 1
-            return self._run(order, wall_s, self._kill)
+            return self._run(order, wall_s)
         with self._at_work():
-            return self._run(order, wall_s, lambda: self._order({"order": "stop"}))
+            return self._run(order, wall_s)
 
-    def _run(self, order: Order, wall_s: float, stop: Callable[[], None]) -> Ended:
+    def _run(self, order: Order, wall_s: float) -> Ended:
         kept, buffer = (bytearray(), bytearray()), memoryview(bytearray(PIPE_BYTES))
         output = wire.Output(order.limits.output_bytes, lambda index, part: kept[index].extend(part), buffer)
         with contextlib.closing(output):
@@ -121,7 +117,7 @@ class LocalSlot:
             fds = [wire.sealed(part) if any(part) else os.open("/dev/null", os.O_RDONLY) for part in order.parts]
             message = {"init": self._serial, **order.message, "limits": asdict(order.limits)}
             self._order(message, [*fds, *output.hand_over()])
-            ended = self._wait_for_end(output, wall_s, stop)
+            ended = self._wait_for_end(output, wall_s)
         ended.stdout, ended.stderr = (bytes(part) for part in kept)
         if self._folder is not None:
             ended.files = _fetch(self._folder, order.fetch)
@@ -192,8 +188,8 @@ class LocalSlot:
             self._gone = message["serial"]
         return message, fds
 
-    def _wait_for_end(self, output: wire.Output, wall_s: float, stop: Callable[[], None]) -> Ended:
-        """Read the output until init reports or has ended; ``stop`` is called when a limit is reached before."""
+    def _wait_for_end(self, output: wire.Output, wall_s: float) -> Ended:
+        """Read the output until init reports or has ended; it is told to stop when a limit is reached before."""
         started = time.monotonic()
         ended, self._folder = Ended(), None
         poll = select.poll()
@@ -208,7 +204,8 @@ class LocalSlot:
                 ended.killed_for = "output" if output.flooded else "timeout"
                 # From now on only the notice that all has been killed is waited for.
                 deadline = time.monotonic() + GRACE_S
-                stop()
+                with contextlib.suppress(OSError):  # it has ended, as will be read below
+                    wire.send(self._work, {"order": "stop"})
                 continue
             # A millisecond more than is left, so that the loop does not spin just before the deadline.
             for fd, _ in poll.poll(left * 1000 + 1):
@@ -223,17 +220,12 @@ class LocalSlot:
         ended.stdout_dropped, ended.stderr_dropped = output.dropped
         return ended
 
-    def _kill(self) -> None:
-        """Kill init, and with it all its processes."""
-        with contextlib.suppress(OSError):
-            wire.send(self._control, {"order": "kill", "serial": self._serial})
-
     def end(self) -> None:
         """End the session that uses the slot and wait until its init has ended; closes the slot if that fails."""
         self._weigh(active=True)
-        self._kill()
         deadline = time.monotonic() + GRACE_S
         with contextlib.suppress(SandboxError):  # which has closed the slot
+            self._order({"order": "end"})
             while self._gone < self._serial:
                 if not _readable(deadline - time.monotonic(), self._work):
                     self._fail("its programs could not be killed")
@@ -262,10 +254,9 @@ class LocalSlot:
         if not self.alive:
             return
         self.alive = False
-        for channel in (self._control, self._work):
-            with contextlib.suppress(OSError):
-                channel.shutdown(socket.SHUT_RDWR)  # wakes another thread that waits on it; close alone would not
-            channel.close()
+        with contextlib.suppress(OSError):
+            self._work.shutdown(socket.SHUT_RDWR)  # wakes another thread that waits on it; close alone would not
+        self._work.close()
         try:
             self._supervisor.wait(GRACE_S)
         except subprocess.TimeoutExpired:

@@ -237,7 +237,8 @@ def test_an_order_that_was_not_read_in_time_is_not_carried_out_later(sandbox: Lo
     assert said(sandbox, "print(1)") == "1"
     (jail,) = sandbox._pool._idle
     assert isinstance(jail, slot.LocalSlot)
-    for late in ({"order": "run", "show_work": False}, {"order": "session", "command": None}):
+    orders = ({"order": "run", "show_work": False}, {"order": "session", "command": None})
+    for late in (*orders, {"order": "stop"}, {"order": "fetched"}):
         wire.send(jail._work, {**late, "init": jail._serial, "limits": asdict(LIMITS)}, [])
         assert said(sandbox, "print(2)") == "2"
         with sandbox.session() as session:

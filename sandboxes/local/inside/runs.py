@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from . import wire
@@ -40,7 +40,7 @@ class GoneError(Exception):
 class Link(Protocol):
     """The connection to the caller."""
 
-    sockets: tuple[socket.socket, ...]
+    sockets: Sequence[socket.socket]
     stopped: bool
     """Whether what runs has to end; reset by :meth:`receive`."""
 
@@ -55,50 +55,33 @@ class Link(Protocol):
 
 
 class SocketLink:
-    """A link within this machine.
+    """A link within this machine. ``alive``: of the zygote, a socket that hangs up when the supervisor ends."""
 
-    ``control``: of the zygote, on which the order to kill run ``serial`` comes; ``alive``: a socket that hangs up when
-    the supervisor ends. Without them an init waits for the order "stop" among its other orders.
-    """
-
-    def __init__(self, work: socket.socket, control: socket.socket | None = None, alive: int = -1) -> None:
-        self.work, self._control, self.alive = work, control, alive
-        self.sockets: tuple[socket.socket, ...] = (work,) if control is None else (work, control)
-        self.serial = 0
-        self._killed = 0
+    def __init__(self, work: socket.socket, alive: int = -1) -> None:
+        self.work, self.alive = work, alive
+        self.sockets = (work,)
         self.stopped = False
 
     def receive(self) -> tuple[dict[str, Any] | None, list[int]]:
-        message, fds = wire.receive(self.work)
-        # "fetched" is left in the channel where the init that it was meant for was killed before it read it; "stop"
-        # arrived after its cell had ended.
-        while message is not None and message["order"] in ("fetched", "stop"):
-            message, fds = wire.receive(self.work)
-        self.count()
-        return message, fds
-
-    def count(self) -> None:
-        """The next order begins; a slow zygote may have seen that it is to be killed before."""
-        self.serial += 1
-        self.stopped = self._killed == self.serial
+        self.stopped = False
+        return wire.receive(self.work)
 
     def send(self, message: Mapping[str, Any], fds: list[int]) -> None:
         wire.send(self.work, message, fds)
 
     def wait(self, fds: list[int], timeout_ms: int | None) -> list[int]:
-        watched = self.work if self._control is None else self._control
+        work = self.work.fileno()
         poll = select.poll()
-        for fd in {*fds, watched.fileno(), self.alive} - {-1}:
+        for fd in {*fds, work, self.alive} - {-1}:
             poll.register(fd, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(timeout_ms)]
         if self.alive in ready:
             raise GoneError
-        if watched.fileno() in ready and watched.fileno() not in fds:
-            message, _ = wire.receive(watched)
+        if work in ready and work not in fds:  # no order but "stop" comes while another is carried out
+            message, _ = wire.receive(self.work)
             if message is None:
                 raise GoneError
-            self._killed = message.get("serial", self.serial)
-            self.stopped = self._killed == self.serial
+            self.stopped = True
         return ready
 
 
@@ -227,6 +210,8 @@ def serve_runs(runs: Runs, link: SocketLink) -> dict[str, Any] | None:
             message, fds = link.receive()
             if message is None:
                 return None
+            if message["order"] == "stop":  # its run had ended
+                continue
             if message["order"] != "run":
                 runs.clear()
                 return message
@@ -246,6 +231,8 @@ def serve_session(runs: Runs, opening: dict[str, Any]) -> None:
         message, fds = runs.link.receive()
         if message is None or message["order"] == "end":
             return
+        if message["order"] == "stop":  # its cell had ended
+            continue
         answers[message["order"]](message, fds)
 
 

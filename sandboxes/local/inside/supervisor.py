@@ -29,21 +29,21 @@ from .cgroup import Cgroup, remove_folders
 from .files import wipe
 from .jail import RUN_USER, LocalJail, build_tree, enter_tree
 from .program import Script
-from .runs import Runs, SocketLink, ending, serve_runs, serve_session
+from .runs import GoneError, Runs, SocketLink, ending, serve_runs, serve_session
 from .workspace import Workspace
 
 
 def main() -> None:
-    """Entry: descriptors of both channels are arguments 1 and 2; the plan is the first message.
+    """Entry: the descriptor of the channel is argument 1; the plan is the first message.
 
     Raises :class:`Untrusted` in the process of a run.
     """
-    control, work = (_at_low_number(int(number)) for number in sys.argv[1:3])
+    work = _at_low_number(int(sys.argv[1]))
     _reset_signals_and_limits()
     with ending(SocketLink(work)):
-        plan, _ = wire.receive(control)
+        plan, _ = wire.receive(work)
         if plan is not None:
-            _supervise(plan, control, work)
+            _supervise(plan, work)
 
 
 def _at_low_number(fd: int) -> socket.socket:
@@ -67,7 +67,7 @@ def _reset_signals_and_limits() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (kernel.ZYGOTE_NAMESPACE_FD + 1, hard))
 
 
-def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) -> None:
+def _supervise(plan: Mapping[str, Any], work: socket.socket) -> None:
     # A pidfd cannot come to mean another process; the check excludes that the id was reused before it was opened.
     owner = -1
     with contextlib.suppress(ProcessLookupError):
@@ -81,14 +81,13 @@ def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.soc
     if child == 0:
         ours.close()
         os.close(owner)
-        _become_zygote(plan, control, work, theirs.detach())
+        _become_zygote(plan, work, theirs.detach())
         return
     theirs.close()
     # ``ours`` stays open: the jail notices by its hang-up that the supervisor has ended.
     jail = child if plan["workspace"] is not None else _follow(child, plan, ours)
     if not jail:
         return  # the reason has been sent already
-    control.close()
     work.close()
     select.select([owner, os.pidfd_open(jail)], [], [])
     with contextlib.suppress(ProcessLookupError):
@@ -127,9 +126,9 @@ def _follow(child: int, plan: Mapping[str, Any], ours: socket.socket) -> int:
     return int(said or 0)
 
 
-def _become_zygote(plan: Mapping[str, Any], control: socket.socket, work: socket.socket, supervisor: int) -> None:
+def _become_zygote(plan: Mapping[str, Any], work: socket.socket, supervisor: int) -> None:
     """Say to the supervisor "map" when this process waits for its id maps, then the process id of the zygote."""
-    zygote = Zygote(plan, control, work, supervisor)
+    zygote = Zygote(plan, work, supervisor)
     if plan["workspace"] is None:
         zygote.unshare()
         child = os.fork()
@@ -146,11 +145,12 @@ _RAN = 3
 class Zygote:
     """State of the zygote process; ``unshare`` is called in its parent, ``serve`` in the process itself."""
 
-    def __init__(self, plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int) -> None:
+    def __init__(self, plan: Mapping[str, Any], work: socket.socket, alive: int) -> None:
         self._plan = plan
-        self._control = control
         # ``alive`` is a socket whose other end only the supervisor holds: it hangs up when the supervisor ends.
-        self._link = SocketLink(work, control, alive)
+        self._link = SocketLink(work, alive)
+        self._serial = 1
+        """Number of the run or session that an init carries out or waits for."""
         self._cgroup = Cgroup(plan["cgroup"]) if plan["cgroup"] else None
         self._workspace = Workspace(plan["workspace"]) if plan["workspace"] else None
         self._many_users = plan["ids"] is not None or (self._workspace is not None and self._workspace.own_user)
@@ -212,11 +212,11 @@ class Zygote:
             build_tree(self._plan)
         with contextlib.suppress(OSError):  # not on every kernel; process ids of programs then count up from run to run
             self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
-        enter_tree(self._plan["base"], hidden=self._many_users)
+        enter_tree(hidden=self._many_users)
 
     def _close_others(self) -> None:
-        """Close every descriptor but the channels, the socket of liveness and the files of the cgroup."""
-        keep = {2, self._control.fileno(), self._link.work.fileno(), self._link.alive, self._last_pid}
+        """Close every descriptor but the channel, the socket of liveness and the files of the cgroup."""
+        keep = {2, self._link.work.fileno(), self._link.alive, self._last_pid}
         if self._cgroup is not None:
             keep |= self._cgroup.descriptors
         if self._workspace is not None:
@@ -238,9 +238,8 @@ class Zygote:
         if self._many_users and self._cgroup is not None and self._workspace is None:
             self._serve_here(script)
         else:  # each run or session gets a PID namespace of its own, whose first process waits for the order
-            self._link.count()
             while self._watch(self._fork_init(script)) is not None:
-                self._link.count()
+                pass
 
     def _serve_here(self, script: Script) -> None:
         """Runs share the zygote's PID namespace; each session gets one of its own."""
@@ -248,11 +247,11 @@ class Zygote:
         jail = LocalJail(self._cgroup, None, many_users=True, shared=True, last_pid=self._last_pid)
         runs = Runs(script, self._link, jail)
         while (order := serve_runs(runs, self._link)) is not None:
+            self._serial = order["init"]
             status = self._watch(self._fork_init(script, order))
             while status == 0 or (status is not None and os.WIFSIGNALED(status)):
                 # After a session another often follows, so an init that can serve either is set up, until a run
                 # takes it.
-                self._link.count()
                 status = self._watch(self._fork_init(script))
             if status is None:
                 return
@@ -270,7 +269,6 @@ class Zygote:
         if run == 0:
             if self._workspace is None:
                 os.close(kernel.ZYGOTE_NAMESPACE_FD)
-            self._control.close()
             os.close(self._link.alive)
             self._serve_one(script, order)
         return run
@@ -285,7 +283,7 @@ class Zygote:
             message, fds = (order, []) if order else runs.link.receive()
             # Meant for the last init, which was killed before it read it: the notice of that was its answer.
             while message is not None and (
-                message["order"] not in ("run", "session") or message["init"] != self._link.serial
+                message["order"] not in ("run", "session") or message["init"] != self._serial
             ):
                 wire.close_all(fds)
                 message, fds = runs.link.receive()
@@ -296,27 +294,28 @@ class Zygote:
                 return
             shown = runs.run(message, fds)
             if shown and jail.workspace is not None:
-                # "fetched", or the caller is gone: only then may the next init clear the folder.
-                wire.receive(self._link.work)
+                # "fetched", or the caller is gone: only then may the next init clear the folder. A "stop" that came
+                # when the run had ended may stand before it.
+                while message is not None and message["order"] != "fetched":
+                    message, _ = wire.receive(self._link.work)
             os._exit(_RAN)
 
     def _watch(self, init: int) -> int | None:
         """Wait for the end of an init and report it; returns its wait status, or ``None`` where it failed."""
-        link, ended = self._link, os.pidfd_open(init)
-        try:
-            while not link.stopped and ended not in link.wait([ended], None):
-                pass
-        finally:
-            os.close(ended)
-            os.kill(init, signal.SIGKILL)  # changes nothing where it has ended; its id is its own until it is reaped
-            status = os.waitpid(init, 0)[1]
-            if self._workspace is not None:
-                kernel.kill_all()  # init was killed, perhaps before it could kill these
-        report: dict[str, Any] = {"event": "gone", "serial": link.serial, "status": status}
+        ended = os.pidfd_open(init)
+        ready, _, _ = select.select([ended, self._link.alive], [], [])
+        os.close(ended)
+        os.kill(init, signal.SIGKILL)  # changes nothing where it has ended; its id is its own until it is reaped
+        status = os.waitpid(init, 0)[1]
+        if self._workspace is not None:
+            kernel.kill_all()  # init was killed, perhaps before it could kill these
+        if self._link.alive in ready:
+            raise GoneError
+        report: dict[str, Any] = {"event": "gone", "serial": self._serial, "status": status}
         if self._cgroup is not None:
             report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
-        with contextlib.suppress(OSError):
-            wire.send(self._link.work, report)
+        wire.send(self._link.work, report)  # raises, which ends this process too, where the caller is gone
+        self._serial += 1
         return status if os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, _RAN) else None
 
 
