@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from . import wire
@@ -40,7 +40,7 @@ class GoneError(Exception):
 class Link(Protocol):
     """The connection to the caller."""
 
-    sockets: Sequence[socket.socket]
+    sockets: tuple[socket.socket, ...]
     stopped: bool
     """Whether what runs has to end; reset by :meth:`receive`."""
 
@@ -59,7 +59,7 @@ class SocketLink:
 
     def __init__(self, work: socket.socket, alive: int = -1) -> None:
         self.work, self.alive = work, alive
-        self.sockets = (work,)
+        self.sockets: tuple[socket.socket, ...] = (work,)
         self.stopped = False
 
     def receive(self) -> tuple[dict[str, Any] | None, list[int]]:
@@ -229,11 +229,15 @@ def serve_session(runs: Runs, opening: dict[str, Any]) -> None:
     runs.link.send({"event": "open"}, [])
     while True:
         message, fds = runs.link.receive()
-        if message is None or message["order"] == "end":
+        if message is None:
             return
-        if message["order"] == "stop":  # its cell had ended
-            continue
-        answers[message["order"]](message, fds)
+        if message["order"] == "end":
+            session.close()
+            runs.clear()
+            runs.link.send({"event": "ended"}, [])
+            return
+        if message["order"] != "stop":  # which comes when its cell has ended
+            answers[message["order"]](message, fds)
 
 
 class _Session:
@@ -324,6 +328,11 @@ class _Session:
         if self._interpreter is not None:
             self._interpreter.close()
             self._interpreter = None
+
+    def close(self) -> None:
+        """Kill all processes, and give up what is open: PID 1 of a container lives on."""
+        self._drop()
+        os.close(self._folder)
 
     def write(self, message: dict[str, Any], fds: list[int]) -> None:
         answer = {"event": "written"}

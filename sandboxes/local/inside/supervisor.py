@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import itertools
 import os
 import resource
 import select
@@ -27,30 +26,24 @@ from typing import Any
 from . import kernel, wire
 from .cgroup import Cgroup, remove_folders
 from .files import wipe
-from .jail import RUN_USER, LocalJail, build_tree, enter_tree
+from .jail import LocalJail, build_tree, enter_tree
 from .program import Script
 from .runs import GoneError, Runs, SocketLink, ending, serve_runs, serve_session
 from .workspace import Workspace
 
 
 def main() -> None:
-    """Entry: the descriptor of the channel is argument 1; the plan is the first message.
+    """Entry: the channel is standard input; the plan is the first message.
 
     Raises :class:`Untrusted` in the process of a run.
     """
-    work = _at_low_number(int(sys.argv[1]))
+    work = socket.socket(fileno=os.dup(0))
+    os.dup2(2, 0)
     _reset_signals_and_limits()
     with ending(SocketLink(work)):
         plan, _ = wire.receive(work)
         if plan is not None:
             _supervise(plan, work)
-
-
-def _at_low_number(fd: int) -> socket.socket:
-    """Move a channel to a low descriptor number: the inherited one may be a number that the jail uses."""
-    low = os.dup(fd)
-    os.close(fd)
-    return socket.socket(fileno=low)
 
 
 def _reset_signals_and_limits() -> None:
@@ -117,9 +110,9 @@ def _follow(child: int, plan: Mapping[str, Any], ours: socket.socket) -> int:
     """
     said = ours.recv(64)
     if said == b"map":
-        for name in ("uid_map", "gid_map"):
+        for name, text in plan["maps"].items():
             with open(f"/proc/{child}/{name}", "w", encoding="ascii") as file:
-                file.write(plan["ids"])
+                file.write(text)
         ours.send(b"mapped")
         said = ours.recv(64)
     os.waitpid(child, 0)
@@ -152,8 +145,9 @@ class Zygote:
         self._serial = 1
         """Number of the run or session that an init carries out or waits for."""
         self._cgroup = Cgroup(plan["cgroup"]) if plan["cgroup"] else None
-        self._workspace = Workspace(plan["workspace"]) if plan["workspace"] else None
-        self._many_users = plan["ids"] is not None or (self._workspace is not None and self._workspace.own_user)
+        self._calls = bytes.fromhex(plan["seccomp"])
+        self._workspace = Workspace(plan["workspace"], self._calls) if plan["workspace"] else None
+        self._many_users: bool = plan["many_users"]
         self._last_pid: int | None = None
 
     def unshare(self) -> None:
@@ -162,30 +156,20 @@ class Zygote:
 
         As root the file tree of the jail is built before: it may show folders that only root can reach.
         """
-        user, group = os.geteuid(), os.getegid()
         os.umask(0o022)
         if self._many_users:
             # A mount namespace of its own first: the bind mounts of the tree must not appear on the host.
             kernel.unshare(kernel.NEWNS)
             build_tree(self._plan)
         kernel.unshare(kernel.NAMESPACES)
+        os.write(self._link.alive, b"map")  # only a process outside the user namespace may map several
+        if os.read(self._link.alive, 64) != b"mapped":
+            raise OSError("the users of the namespace could not be mapped")
         if self._many_users:
             # Until the maps are written all ids are 65534; afterwards 0 of this namespace is an unused id outside.
-            os.write(self._link.alive, b"map")  # only a process outside the user namespace may map several
-            if os.read(self._link.alive, 64) != b"mapped":
-                raise OSError("the users of the namespace could not be mapped")
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
             os.setgroups([])
-            return
-        # An ordinary user may map only its own id, and gid_map only after setgroups is denied (user_namespaces(7)).
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{RUN_USER} {user} 1"),
-            ("gid_map", f"{RUN_USER} {group} 1"),
-        ):
-            with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
-                file.write(text)
 
     def serve(self) -> None:
         """Enter the jail and fork runs until the caller or the supervisor is gone."""
@@ -197,7 +181,6 @@ class Zygote:
         kernel.dumpable(False)  # programs of the same user may not trace it or read its /proc entries
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         kernel.drop_bounding_set()
-        self._close_others()
         # The first entry is the folder of the trusted code (see slot), which programs must not import from.
         sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["packages"])
         for name in self._plan["preload"]:
@@ -214,16 +197,6 @@ class Zygote:
             self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
         enter_tree(hidden=self._many_users)
 
-    def _close_others(self) -> None:
-        """Close every descriptor but the channel, the socket of liveness and the files of the cgroup."""
-        keep = {2, self._link.work.fileno(), self._link.alive, self._last_pid}
-        if self._cgroup is not None:
-            keep |= self._cgroup.descriptors
-        if self._workspace is not None:
-            keep.add(self._workspace.ruleset)
-        for low, high in itertools.pairwise(sorted(fd for fd in (*keep, 1 << 20) if fd is not None)):
-            os.closerange(low + 1, high)
-
     def _loop(self) -> None:
         script = Script()
         kernel.no_new_privileges()
@@ -231,7 +204,7 @@ class Zygote:
             here = os.open("/proc/self/ns/pid", os.O_RDONLY)
             os.dup2(here, kernel.ZYGOTE_NAMESPACE_FD, inheritable=False)
             os.close(here)
-            kernel.set_seccomp(bytes.fromhex(self._plan["seccomp"]))
+            kernel.set_seccomp(self._calls)
         # Objects made up to here are never collected: the collector would write to pages that forks share.
         gc.collect()
         gc.freeze()
