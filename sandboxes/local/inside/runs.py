@@ -232,8 +232,8 @@ def serve_session(runs: Runs, opening: dict[str, Any]) -> None:
         if message is None:
             return
         if message["order"] == "end":
-            session.close()
             runs.clear()
+            session.close()
             runs.link.send({"event": "ended"}, [])
             return
         if message["order"] != "stop":  # which comes when its cell has ended
@@ -330,8 +330,9 @@ class _Session:
             self._interpreter = None
 
     def close(self) -> None:
-        """Kill all processes, and give up what is open: PID 1 of a container lives on."""
-        self._drop()
+        """Give up what is open, when all processes have been killed: PID 1 of a container lives on."""
+        if self._interpreter is not None:
+            self._interpreter.close()
         os.close(self._folder)
 
     def write(self, message: dict[str, Any], fds: list[int]) -> None:
