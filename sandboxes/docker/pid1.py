@@ -3,8 +3,8 @@ memory cgroup, the languages of the image), and the link to the host over its st
 
 Runs and sessions are carried out by the code of the local sandbox (``sandboxes.local.inside``). A request is four bytes
 of length, a JSON order, then the bytes of its parts (``order["parts"]``: their sizes), which go into memory files. The
-reply is any number of frames (kind, length, bytes): ``o`` and ``e`` are output, ``n`` and ``f`` name and content of a
-file, and ``r`` is the JSON answer that ends it.
+reply is any number of frames (number, length, bytes): parts of stdout, of stderr and of the files that the order asks
+for, in its order, from :data:`FIRST_FILE` on, and the JSON answer, which ends it.
 
 Bytes of programs pass through one buffer that is zeroed after each request and are never parsed here, so that the next
 program, which is a fork of this process, finds nothing of an earlier one.
@@ -20,7 +20,6 @@ import json
 import os
 import platform
 import resource
-import select
 import shutil
 import signal
 import socket
@@ -37,6 +36,7 @@ from sandboxes.local.inside.launch import Jail
 from sandboxes.local.inside.program import Script
 from sandboxes.local.inside.runs import Runs, ending, serve_session
 
+ANSWER, STDOUT, STDERR, FIRST_FILE = range(4)
 _NOT_OF_THE_IMAGE = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_")
 _CGROUPS = ({"unified": "/sys/fs/cgroup"}, {"memory": "/sys/fs/cgroup/memory"})
 
@@ -176,30 +176,23 @@ class StreamLink:
         self.stopped, self._limit, self._deadline = False, "", time.monotonic() + order["wall_s"]
         if order["order"] in ("run", "cell"):
             self._output = wire.Output(
-                order["limits"]["output_bytes"], lambda pipe, part: _write_frame((b"o", b"e")[pipe], part), _VIEW
+                order["limits"]["output_bytes"], lambda pipe, part: _write_frame(STDOUT + pipe, part), _VIEW
             )
             fds += self._output.hand_over()
         return order, fds
 
     def wait(self, fds: list[int], timeout_ms: int | None) -> list[int]:
-        poll = select.poll()
-        poll.register(0, 0)  # a hang-up of the host is reported in any case
-        streams = set() if self._output is None else self._output.open
-        for fd in (*fds, *streams):
-            poll.register(fd, select.POLLIN)
+        assert self._output is not None
         left_ms = max(0.0, 1000 * (self._deadline - time.monotonic()) + 1)
-        ready = [fd for fd, _ in poll.poll(left_ms if timeout_ms is None else min(left_ms, timeout_ms))]
-        if 0 in ready:
+        ready = self._output.wait([0, *fds], left_ms if timeout_ms is None else min(left_ms, timeout_ms))
+        if 0 in ready:  # the host, which sends nothing meanwhile, has hung up
             os._exit(0)  # with PID 1 goes the container
-        if self._output is not None:
-            for fd in streams.intersection(ready):
-                self._output.read(fd)
-            if self._output.flooded and not self._limit:
-                self._limit = "output"
+        if not self._limit and self._output.flooded:
+            self._limit = "output"
         if not self._limit and time.monotonic() > self._deadline:
             self._limit = "timeout"
         self.stopped = bool(self._limit)
-        return [fd for fd in ready if fd in fds]
+        return ready
 
     def send(self, message: Mapping[str, Any], fds: list[int]) -> None:
         dropped = [0, 0]
@@ -210,10 +203,11 @@ class StreamLink:
         for fd in fds:
             most = self._order["max_bytes"]
             if message["event"] != "file":
-                for name, file, size in plain_files(fd, self._order["fetch"], most):
-                    _send_file(name, file.fileno(), size)
+                names = self._order["fetch"]
+                for name, file, size in plain_files(fd, names, most):
+                    _send_file(names.index(name), file.fileno(), size)
             elif message["size"] <= most:
-                _send_file("", fd, message["size"])
+                _send_file(0, fd, message["size"])
             os.close(fd)
         _BUFFER[:] = bytes(_SIZE)
         if message["event"] in ("done", "ended"):
@@ -221,7 +215,7 @@ class StreamLink:
             self._jail.prepare()  # before the answer: the memory of these files must not count for the next program
             message = {**message, "residue": self._jail.residue()}
         answer = {"id": self._order["id"], **message, "killed_for": self._limit, "dropped": dropped}
-        _write_frame(b"r", json.dumps(answer).encode())
+        _write_frame(ANSWER, json.dumps(answer).encode())
 
 
 def _read(count: int) -> bytes:
@@ -238,16 +232,16 @@ def _incoming(size: int) -> Iterator[memoryview]:
         yield _VIEW[:got]
 
 
-def _send_file(name: str, fd: int, left: int) -> None:
-    _write_frame(b"n", name.encode())
+def _send_file(index: int, fd: int, left: int) -> None:
+    _write_frame(FIRST_FILE + index, b"")  # an empty one is there too
     while left > 0 and (got := os.readv(fd, [_VIEW[: min(left, _SIZE)]])):
-        _write_frame(b"f", _VIEW[:got])
+        _write_frame(FIRST_FILE + index, _VIEW[:got])
         left -= got
 
 
-def _write_frame(kind: bytes, content: memoryview | bytes) -> None:
+def _write_frame(number: int, content: memoryview | bytes) -> None:
     """Send a frame to the host; blocks while it does not read (it always reads, or ends this container)."""
-    head = struct.pack("!cI", kind, len(content))
+    head = struct.pack("!II", number, len(content))
     written = os.writev(1, [head, content]) - len(head)
     if written < 0:  # writes of a few bytes to a pipe are atomic
         raise BrokenPipeError(f"a frame was cut off after {written + len(head)} bytes")
@@ -288,7 +282,5 @@ def main() -> None:
             order, fds = link.receive()
             if order["order"] == "session":
                 serve_session(runs, order)
-                runs.clear()
-                link.send({"event": "ended"}, [])
             else:
                 runs.run(order, fds)

@@ -9,20 +9,24 @@ processors of PID 1, which has the same user.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import io
+import json
 import secrets
+import select
+import struct
 import time
 import zipfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Isolation
-from sandboxes.docker.channel import Channel, Reply
 from sandboxes.docker.engine import Engine, Plan, Shape
-from sandboxes.docker.pid1 import MOST_RESIDUE
+from sandboxes.docker.pid1 import ANSWER, FIRST_FILE, MOST_RESIDUE, STDERR, STDOUT
 from sandboxes.local.inside import seccomp
 from sandboxes.local.sandbox import PRELOADED
 from sandboxes.pool import Ended, NotBegunError
@@ -116,6 +120,105 @@ def _code() -> bytes:
     return packed.getvalue()
 
 
+class Reply(NamedTuple):
+    """The reply to a request."""
+
+    answer: dict[str, Any]
+    parts: dict[int, bytes]
+    """Output and files by the numbers of their frames (see ``pid1``)."""
+
+
+CHUNK = 1 << 18
+LAST_WORDS_S = 1.0
+
+
+class Channel:
+    """The two directions of an attached connection; used by one thread at a time.
+
+    What comes from the container is wrapped twice: by the engine, which marks stdout and stderr, and, on stdout, by
+    PID 1 (see ``pid1``). Every wait ends at a deadline.
+    """
+
+    def __init__(self, stream: Any, before: bytes = b"") -> None:
+        """``before`` is sent ahead of the first request."""
+        self._before = before
+        self._socket = getattr(stream, "_sock", stream)  # the SDK wraps unix and tcp sockets in a file
+        self._engine_bytes = bytearray()
+        self._bytes = bytearray()
+        self._stderr = bytearray()
+
+    @property
+    def idle(self) -> bool:
+        """Whether the connection is open and no unexpected bytes have arrived."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not self._bytes and not self._engine_bytes and not poll.poll(0)
+
+    def request(self, header: Mapping[str, Any], body: Sequence[bytes], *, deadline: float) -> Reply:
+        """Send a request and read its reply; ``deadline`` is of ``time.monotonic``.
+
+        Raises ``TimeoutError`` at the deadline, and ``ConnectionError``, with the last output on stderr, where the
+        container or the connection to it is gone. PID 1 writes nothing before it has read the whole request, so the two
+        never wait for each other.
+        """
+        text = json.dumps(header).encode()
+        parts = defaultdict[int, bytearray](bytearray)
+        try:
+            self._allow_until(deadline)
+            # One write, so that each process on the way is woken once.
+            self._socket.sendall(b"".join([self._before, struct.pack("!I", len(text)), text, *body]))
+            self._before = b""
+            while ANSWER not in parts:
+                number, length = struct.unpack("!II", self._read(8, deadline))
+                if number >> 24:
+                    raise ConnectionError(f"not a frame: number {number:#x} and {bytes(self._bytes[:40])!r}")
+                parts[number] += self._read(length, deadline)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            until = min(deadline, time.monotonic() + LAST_WORDS_S)
+            with contextlib.suppress(OSError):  # the reason may be on stderr
+                while time.monotonic() < until:
+                    self._receive(until)
+            said = self._stderr.decode("utf-8", "replace").strip()
+            raise ConnectionError(said or str(error)) from error
+        answer = json.loads(parts.pop(ANSWER))
+        if answer.get("id") != header["id"]:
+            raise ConnectionError(f"an answer to another request ({answer.get('id')!r})")
+        return Reply(answer, {number: bytes(content) for number, content in parts.items()})
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        """From standard output of the container."""
+        while len(self._bytes) < count:
+            self._receive(deadline)
+        content = bytes(self._bytes[:count])
+        del self._bytes[:count]
+        return content
+
+    def _receive(self, deadline: float) -> None:
+        """Wait for bytes and remove the engine's framing. Raises ``OSError`` at the end of the connection."""
+        self._allow_until(deadline)
+        piece = self._socket.recv(CHUNK)
+        if not piece:
+            raise ConnectionError
+        buffer = self._engine_bytes
+        buffer += piece
+        while len(buffer) >= 8:
+            # Stream number (1 stdout, 2 stderr), three zero bytes, length, content.
+            kind, length = struct.unpack_from("!BxxxI", buffer)
+            if len(buffer) < 8 + length:
+                break
+            content = buffer[8 : 8 + length]
+            del buffer[: 8 + length]
+            if kind == 1:
+                self._bytes += content
+            else:
+                self._stderr = (self._stderr + content)[-4000:]
+
+    def _allow_until(self, deadline: float) -> None:
+        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+
+
 class ContainerSlot:
     """A running container; see :class:`sandboxes.pool.Slot`."""
 
@@ -138,7 +241,7 @@ class ContainerSlot:
             reply = self._request(hello, wall_s=START_S)
             if reply is None:
                 raise SandboxError(f"PID 1 itself does not fit into {plan.memory_mb} MB; raise Limits.memory_mb")
-            self.facts = reply.result
+            self.facts = reply.answer
             self.isolation = judge(engine.info, self.facts, runtime=plan.runtime, unsafe=plan.unsafe)
         except BaseException as error:
             self.close()
@@ -172,8 +275,8 @@ class ContainerSlot:
         reply = self._request(message, order.parts, wall_s=wall_s)
         if reply is None:
             return Ended(oom=1, wall_s=time.monotonic() - started)
-        told = reply.result
-        self._heed(reply)
+        told = reply.answer
+        self._heed(told)
         self._broken |= whole and self._used_up
         return Ended(
             report=told,
@@ -181,22 +284,22 @@ class ContainerSlot:
             oom=told["oom"],
             peak=told["peak"],
             wall_s=time.monotonic() - started,
-            stdout=bytes(reply.out),
-            stderr=bytes(reply.err),
+            stdout=reply.parts.get(STDOUT, b""),
+            stderr=reply.parts.get(STDERR, b""),
             stdout_dropped=told["dropped"][0],
             stderr_dropped=told["dropped"][1],
-            files={name: bytes(content) for name, content in reply.files.items()},
+            files={order.fetch[n - FIRST_FILE]: content for n, content in reply.parts.items() if n >= FIRST_FILE},
         )
 
     def ask(self, message: Mapping[str, Any], content: bytes | None = None) -> tuple[dict[str, Any], bytes]:
         if message["order"] == "session":
             self._set_memory(message["limits"]["memory_mb"])
         reply = self._simple(message, [] if content is None else [[content]])
-        return reply.result, bytes(reply.files.get("", b""))
+        return reply.answer, reply.parts.get(FIRST_FILE, b"")
 
     def end(self) -> None:
         try:
-            self._heed(self._simple({"order": "end"}))
+            self._heed(self._simple({"order": "end"}).answer)
         except SandboxError:
             self.close()
         self._broken |= self._used_up
@@ -206,9 +309,9 @@ class ContainerSlot:
             self._engine.set_memory(self._container, memory_mb)
             self._memory_mb = memory_mb
 
-    def _heed(self, reply: Reply) -> None:
+    def _heed(self, answer: Mapping[str, Any]) -> None:
         """Give the container to no other program where its memory might be counted, or its kills be blamed, there."""
-        self._used_up |= bool(reply.result.get("oom")) or reply.result.get("residue", 0) > MOST_RESIDUE
+        self._used_up |= bool(answer.get("oom")) or answer.get("residue", 0) > MOST_RESIDUE
 
     def _simple(self, message: Mapping[str, Any], parts: Sequence[Sequence[bytes]] = ()) -> Reply:
         """A request that runs no program."""
@@ -243,10 +346,10 @@ class ContainerSlot:
             how = f"with exit code {state['ExitCode']}" if state.get("ExitCode") is not None else "and is gone"
             said = f"; it said: {error}" if str(error) else ""
             raise SandboxError(f"container {self.id[:12]} ended during {order!r} {how}{said}") from error
-        if reply.result["event"] == "fault":
+        if reply.answer["event"] == "fault":
             self._broken = True
-            failed = f"container {self.id[:12]} failed during {order!r}: {reply.result['text']}"
-            raise SandboxError(failed) if reply.result["begun"] else NotBegunError(failed)
+            failed = f"container {self.id[:12]} failed during {order!r}: {reply.answer['text']}"
+            raise SandboxError(failed) if reply.answer["begun"] else NotBegunError(failed)
         return reply
 
     def close(self) -> None:

@@ -22,7 +22,6 @@ _ROOT_LINKS = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
 _TOOL_FOLDERS = ("/usr/bin", "/usr/sbin", "/usr/include", "/usr/libexec", "/etc/alternatives")
 _SHARED = ("/usr/share/zoneinfo", "/usr/share/nodejs", "/usr/share/perl", "/usr/share/perl5", "/usr/share/awk")
 _LIBRARY_CACHE = "/etc/ld.so.cache"
-_BASES = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")
 PACKAGES = "/packages"
 LIBRARIES = "/packages/libraries"
 _SHOWN_LIBRARIES = ("numpy",)
@@ -51,7 +50,6 @@ _LINKS = {
 class View:
     """The tree of the jail; see ``inside.jail``."""
 
-    base: str
     binds: tuple[tuple[str, str], ...]
     """Source and target of each bind mount."""
     masked: tuple[str, ...]
@@ -98,7 +96,6 @@ def view_of_host(languages: Sequence[Language], python_paths: Sequence[str]) -> 
                 "use a Python that is installed elsewhere"
             )
     return View(
-        base=_base([*shown, *(source for source, _ in (*packages, *libraries))]),
         binds=(*((path, path) for path in shown), *packages, *libraries),
         masked=tuple(sorted(_site_packages(shown))),
         # A link below a shown folder is there already, and that folder is read-only when links are made.
@@ -211,11 +208,3 @@ def _without_nested(paths: Iterable[str]) -> tuple[str, ...]:
 
 def _inside(path: str, folders: Sequence[str]) -> bool:
     return any(path == folder or path.startswith(folder + "/") for folder in folders)
-
-
-def _base(shown: Sequence[str]) -> str:
-    """A folder to mount the jail's root on, in a mount namespace of its own: one that holds nothing that is shown."""
-    for base in _BASES:
-        if Path(base).is_dir() and not any(_inside(path, [base]) for path in shown):
-            return base
-    raise SandboxError(f"none of {', '.join(_BASES)} is a folder that can carry the jail's root; make one of them")

@@ -174,25 +174,27 @@ def _new_slot(plan: dict[str, Any], chosen: Candidate, shape: object) -> LocalSl
     except OSError as error:
         raise SandboxError(f"no cgroup can be made any more: {error}") from None
     try:
-        return LocalSlot({**plan, **_slot_plan(plan, chosen), "cgroup": folders}, chosen.isolation)
+        return LocalSlot({**plan, **_slot_plan(chosen.workspace), "cgroup": folders}, chosen.isolation)
     except BaseException:
         remove_later(folders.values())
         raise
 
 
-def _slot_plan(plan: dict[str, Any], chosen: Candidate) -> dict[str, Any]:
+def _slot_plan(workspace: dict[str, Any] | None) -> dict[str, Any]:
     """The part of the plan that differs between slots: unused user ids, and the slot's folder."""
     # Two neighbouring ids in a high, normally unused range: for root of the namespace and for programs.
     first = 0x6000_0000 + 2 * int.from_bytes(os.urandom(3), "little")
-    workspace = chosen.workspace
     if workspace is None:
-        # Lines of uid_map and gid_map: id inside, id outside, how many (user_namespaces(7)).
-        ids = f"0 {first} 1\n1000 {first + 1} 1\n" if os.geteuid() == 0 else None
-        return {"ids": ids, "workspace": None}
+        # Lines of uid_map and gid_map: id inside, id outside, how many (user_namespaces(7)). An ordinary user may map
+        # only its own id, and gid_map only after setgroups is denied.
+        maps = {"setgroups": "deny", "uid_map": f"1000 {os.geteuid()} 1\n", "gid_map": f"1000 {os.getegid()} 1\n"}
+        if many := os.geteuid() == 0:
+            maps = dict.fromkeys(("uid_map", "gid_map"), f"0 {first} 1\n1000 {first + 1} 1\n")
+        return {"many_users": many, "maps": maps, "workspace": None}
     folder = tempfile.mkdtemp(prefix="roll-sandbox-")
     os.chmod(folder, 0o711)  # the program's user must be able to reach the folders inside, which it owns
     user = first if workspace["user"] else None
-    return {"ids": None, "workspace": {**workspace, "user": user, "folder": folder, "filter": plan["seccomp"]}}
+    return {"many_users": user is not None, "workspace": {**workspace, "user": user, "folder": folder}}
 
 
 def _plan(preload: Sequence[str], chosen: Candidate) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +23,7 @@ from sandboxes.slots import FETCH_BYTES, chosen_cpus
 from .cgroups import remove_later
 from .host import executable
 from .inside import wire
-from .inside.files import plain_files
+from .inside.files import plain_files, wipe
 
 _INSIDE = str(Path(__file__).parent)
 # Started in the folder of ``inside``, of which no argument tells, since every user sees those in /proc. ``start`` is
@@ -75,30 +74,25 @@ class LocalSlot:
         self._folder: int | None = None
         """The open working folder of a run, to fetch files from; all processes that could change them have ended."""
         # SEQPACKET keeps messages apart, as datagrams do, and reports the end of the other side, as streams do.
-        control, theirs_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        work, theirs_work = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control, self._work = control, work
-        fds = (theirs_control.fileno(), theirs_work.fileno())
+        self._work, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         python = executable()
         self._supervisor = subprocess.Popen(
-            [python, "-S", "-c", _BOOT, *map(str, fds)],  # -S: no site module, so no packages of the host
+            [python, "-S", "-c", _BOOT],  # -S: no site module, so no packages of the host
             env={"LANG": "C.UTF-8"},
             cwd=_INSIDE,
-            stdin=subprocess.DEVNULL,
+            stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=fds,
             start_new_session=True,
         )
-        theirs_control.close()
-        theirs_work.close()
+        theirs.close()
         try:
             if cpus:  # before it is told to begin; what it starts inherits it
                 os.sched_setaffinity(self._supervisor.pid, cpus)
-            wire.send(control, {**plan, "owner": os.getpid()})
+            wire.send(self._work, {**plan, "owner": os.getpid()})
             reason = f"no sign of life within {START_S:g} s"
-            if _readable(START_S, work):
-                message, _ = wire.receive(work)
+            if _readable(START_S, self._work):
+                message, _ = wire.receive(self._work)
                 reason = "it ended" if message is None else message.get("text", "")
         except OSError:
             reason = f"the sandbox's own process ended at once ({python} -S -c ...)"
@@ -108,20 +102,18 @@ class LocalSlot:
 
     def run(self, order: Order, wall_s: float) -> Ended:
         if order.message["order"] == "run":
-            self._serial += 1
-            return self._run(order, wall_s, self._kill)
+            return self._run(order, wall_s)
         with self._at_work():
-            return self._run(order, wall_s, lambda: self._order({"order": "stop"}))
+            return self._run(order, wall_s)
 
-    def _run(self, order: Order, wall_s: float, stop: Callable[[], None]) -> Ended:
+    def _run(self, order: Order, wall_s: float) -> Ended:
         kept, buffer = (bytearray(), bytearray()), memoryview(bytearray(PIPE_BYTES))
         output = wire.Output(order.limits.output_bytes, lambda index, part: kept[index].extend(part), buffer)
         with contextlib.closing(output):
             # In memory files: a message of the channel must not be longer than 64 KB.
             fds = [wire.sealed(part) if any(part) else os.open("/dev/null", os.O_RDONLY) for part in order.parts]
-            message = {"init": self._serial, **order.message, "limits": asdict(order.limits)}
-            self._order(message, [*fds, *output.hand_over()])
-            ended = self._wait_for_end(output, wall_s, stop)
+            self._order({**order.message, "limits": asdict(order.limits)}, [*fds, *output.hand_over()])
+            ended = self._wait_for_end(output, wall_s)
         ended.stdout, ended.stderr = (bytes(part) for part in kept)
         if self._folder is not None:
             ended.files = _fetch(self._folder, order.fetch)
@@ -132,10 +124,8 @@ class LocalSlot:
         return ended
 
     def ask(self, message: Mapping[str, Any], content: bytes | None = None) -> tuple[dict[str, Any], bytes]:
-        if message["order"] == "session":
-            self._serial += 1
         with self._at_work():
-            self._order({"init": self._serial, **message}, [] if content is None else [wire.sealed([content])])
+            self._order(message, [] if content is None else [wire.sealed([content])])
             answer, fds = self._answer(GRACE_S if content is None else 30.0)
         found = b""
         for fd in fds:
@@ -160,9 +150,10 @@ class LocalSlot:
             self._weigh(active=False)
 
     def _order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send an order with descriptors, which are closed."""
+        """Send an order, which begins a run or a session or belongs to the last, with descriptors, which are closed."""
+        self._serial += message["order"] in ("run", "session")
         try:
-            wire.send(self._work, message, fds)
+            wire.send(self._work, {"init": self._serial, **message}, fds)
         except OSError as error:
             self._fail(f"it takes no orders ({error.strerror})", begun=False)
 
@@ -192,13 +183,10 @@ class LocalSlot:
             self._gone = message["serial"]
         return message, fds
 
-    def _wait_for_end(self, output: wire.Output, wall_s: float, stop: Callable[[], None]) -> Ended:
-        """Read the output until init reports or has ended; ``stop`` is called when a limit is reached before."""
+    def _wait_for_end(self, output: wire.Output, wall_s: float) -> Ended:
+        """Read the output until init reports or has ended; it is told to stop when a limit is reached before."""
         started = time.monotonic()
         ended, self._folder = Ended(), None
-        poll = select.poll()
-        for fd in (*output.readers, self._work.fileno()):
-            poll.register(fd, select.POLLIN)
         deadline = started + wall_s
         while ended.report is None and self._gone < self._serial:
             left = deadline - time.monotonic()
@@ -208,36 +196,24 @@ class LocalSlot:
                 ended.killed_for = "output" if output.flooded else "timeout"
                 # From now on only the notice that all has been killed is waited for.
                 deadline = time.monotonic() + GRACE_S
-                stop()
+                with contextlib.suppress(OSError):  # it has ended, as will be read below
+                    wire.send(self._work, {"order": "stop"})
                 continue
             # A millisecond more than is left, so that the loop does not spin just before the deadline.
-            for fd, _ in poll.poll(left * 1000 + 1):
-                if fd in output.readers:
-                    output.read(fd)
-                    if fd not in output.open:
-                        poll.unregister(fd)
-                else:
-                    self._read_report(ended)
+            if output.wait([self._work.fileno()], left * 1000 + 1):
+                self._read_report(ended)
         ended.wall_s = time.monotonic() - started
         output.drain()
         ended.stdout_dropped, ended.stderr_dropped = output.dropped
         return ended
 
-    def _kill(self) -> None:
-        """Kill init, and with it all its processes."""
-        with contextlib.suppress(OSError):
-            wire.send(self._control, {"order": "kill", "serial": self._serial})
-
     def end(self) -> None:
-        """End the session that uses the slot and wait until its init has ended; closes the slot if that fails."""
-        self._weigh(active=True)
-        self._kill()
-        deadline = time.monotonic() + GRACE_S
-        with contextlib.suppress(SandboxError):  # which has closed the slot
-            while self._gone < self._serial:
-                if not _readable(deadline - time.monotonic(), self._work):
-                    self._fail("its programs could not be killed")
-                wire.close_all(self._receive()[1])  # of late messages that no caller waits for
+        """End the session that uses the slot; closes the slot if that fails."""
+        if self._gone < self._serial:
+            self._weigh(active=True)
+            with contextlib.suppress(SandboxError):  # which has closed the slot
+                self._order({"order": "end"})
+                self._answer()
 
     def _read_report(self, ended: Ended) -> None:
         """The report of init, or, where it was killed, of the zygote, which comes after it."""
@@ -262,15 +238,16 @@ class LocalSlot:
         if not self.alive:
             return
         self.alive = False
-        for channel in (self._control, self._work):
-            with contextlib.suppress(OSError):
-                channel.shutdown(socket.SHUT_RDWR)  # wakes another thread that waits on it; close alone would not
-            channel.close()
+        with contextlib.suppress(OSError):
+            self._work.shutdown(socket.SHUT_RDWR)  # wakes another thread that waits on it; close alone would not
+        self._work.close()
         try:
             self._supervisor.wait(GRACE_S)
         except subprocess.TimeoutExpired:
             self._supervisor.send_signal(signal.SIGKILL)  # the jail ends with it
             self._supervisor.wait()
         if self._workspace:
-            shutil.rmtree(self._workspace, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                wipe(self._workspace)
+                os.rmdir(self._workspace)
         remove_later(self._folders)  # usually the supervisor has already done it

@@ -20,7 +20,7 @@ import pydantic
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, explained
 from sandboxes.programs import FUSION_NAMES
-from sandboxes.service.messages import Answer, Refusal, check_code, check_paths, fill, read_files
+from sandboxes.service.messages import Answer, Refusal, check_code, check_most, check_paths, fill, read_files
 from sandboxes.service.pool import Pool
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import encode_bytes
@@ -180,8 +180,7 @@ class RunJupyterForm(RunForm):
 async def run_jupyter(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     """Answer a request. Raises :class:`Refusal` and what :meth:`Pool.run` raises, except :class:`SandboxError`."""
     form = fill(RunJupyterForm, data)
-    if len(form.cells) > settings.max_cases:
-        raise Refusal(422, "too_many", f"cells may be {settings.max_cases}, not {len(form.cells)}")
+    check_most("a notebook may have", len(form.cells), settings.max_cases, "cells")
     check_code("".join(form.cells), settings, "cells")
     files = read_files(form.files, settings)
     check_paths(form.fetch_files, settings, "fetch_files")

@@ -18,7 +18,7 @@ from roll_envs.sandbox import Language, Sandbox
 from roll_envs.verifiers.code.cases import Plan, Unusable, read_plan
 from roll_envs.verifiers.code.verifier import CaseResult, CodeVerifier
 from roll_envs.verifiers.fences import code_of
-from sandboxes.service.messages import Answer, Refusal, check_code, check_parts, fill
+from sandboxes.service.messages import Answer, Refusal, check_code, check_most, check_parts, fill
 from sandboxes.service.pool import Pool
 from sandboxes.service.settings import Settings
 
@@ -61,8 +61,7 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
         ("memory_mb", form.memory_mb, settings.max_memory_mb),
         ("total_s", form.total_s, settings.max_request_s),
     ):
-        if value > most:
-            raise Refusal(422, "limits", f"{name} may be {most:g} on this service, not {value:g}")
+        check_most(f"{name} may be", value, most, "on this service", "limits")
     wait_s = settings.queue_timeout_s if form.timeout_s is None else min(form.timeout_s, settings.max_request_s)
     started = time.monotonic()
     # The last test may begin when the time for all is nearly over.
@@ -91,9 +90,8 @@ def _source_of(form: JudgeForm, settings: Settings, *, defines: bool) -> str:
 
 def _plan_of(form: JudgeForm, settings: Settings) -> Plan:
     def check(content: bytes) -> None:
-        if len(content) > settings.max_body_bytes:
-            message = f"compressed tests may hold {settings.max_body_bytes} bytes (--max-body), not {len(content)}"
-            raise Refusal(413, "too_large", message)
+        most = settings.max_body_bytes
+        check_most("compressed tests may hold", len(content), most, "bytes (--max-body)", "too_large")
         check_parts(content, "compressed tests")
 
     try:
@@ -103,8 +101,7 @@ def _plan_of(form: JudgeForm, settings: Settings) -> Plan:
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RecursionError) as error:
         raise Refusal(422, "tests", f"tests cannot be read: {type(error).__name__}: {error}"[:300]) from error
     number = max(len(plan.runs), len(plan.calls), len(plan.asserts))
-    if number > settings.max_cases:
-        raise Refusal(422, "too_many", f"tests may be {settings.max_cases}, not {number}")
+    check_most("tests may be", number, settings.max_cases, "cases")
     return plan
 
 

@@ -136,12 +136,18 @@ class Bodies:
         return data
 
     def _check_length(self, length: int) -> None:
-        if length > self.settings.max_body_bytes:
-            raise Refusal(413, "too_large", f"a body may have {self.settings.max_body_bytes} bytes (--max-body)")
+        check_most("a body may have", length, self.settings.max_body_bytes, "bytes (--max-body)", "too_large")
         if self.held_bytes > self.settings.max_held_bytes:
             held = self.settings.max_held_bytes
             message = f"requests of {held} bytes are held already (--max-held); ask again later"
             raise Refusal(429, "queue_full", message, {"Retry-After": RETRY_AFTER_S})
+
+
+def check_most(what: str, number: float, most: float, unit: str, kind: str = "too_many") -> None:
+    """Raise :class:`Refusal` where ``number`` is above ``most``: 413 for what is ``too_large``, else 422."""
+    if number > most:
+        status = 413 if kind == "too_large" else 422
+        raise Refusal(status, kind, f"{what} {most:.10g} {unit}, not {number:.10g}")
 
 
 def fill(form: type[F], data: dict[str, Any]) -> F:
@@ -159,14 +165,14 @@ def fill(form: type[F], data: dict[str, Any]) -> F:
 def check_sizes(fields: Mapping[str, Any]) -> None:
     """Raise :class:`Refusal` (422) for too many fields, or one with too many entries."""
     for name, value in itertools.chain([("the request", fields)], fields.items()):
-        if isinstance(value, (list, dict)) and len(value) > MOST_ITEMS:
-            raise Refusal(422, "too_many", f"{name[:80]} may have {MOST_ITEMS} entries, not {len(value)}")
+        if isinstance(value, (list, dict)):
+            check_most(f"{name[:80]} may have", len(value), MOST_ITEMS, "entries")
 
 
 def check_code(source: str, settings: Settings, what: str = "code") -> str:
     """``source``. Raises :class:`Refusal` (413) when it is too long."""
-    if len(source.encode("utf-8", "replace")) > settings.max_code_bytes:
-        raise Refusal(413, "too_large", f"{what} may have {settings.max_code_bytes} bytes in UTF-8 (--max-code)")
+    length = len(source.encode("utf-8", "replace"))
+    check_most(f"{what} may have", length, settings.max_code_bytes, "bytes in UTF-8 (--max-code)", "too_large")
     return source
 
 
@@ -174,8 +180,7 @@ def check_paths(paths: Iterable[str], settings: Settings, what: str) -> tuple[st
     """``paths``. Raises :class:`Refusal` (422) for too many, and :class:`ConfigError` for one that is not below the
     working folder."""
     listed = tuple(paths)
-    if len(listed) > settings.max_files:
-        raise Refusal(422, "too_many", f"{what} may name {settings.max_files} files, not {len(listed)} (--max-files)")
+    check_most(f"{what} may name", len(listed), settings.max_files, "files (--max-files)")
     for path in listed:
         check_path(path, what)
     return listed
@@ -205,5 +210,4 @@ def check_parts(text: bytes | bytearray, what: str) -> None:
     """Raise :class:`Refusal` (422) for JSON with more parts than can be read at once."""
     dense = text.translate(None, b" \t\r\n")
     for name, mark, most in (("keys", b'":', MOST_KEYS), ("lists", b"[", MOST_LISTS)):
-        if (count := dense.count(mark)) > most:
-            raise Refusal(422, "too_many", f"{what} may have {most} {name}, not {count} (those in texts count too)")
+        check_most(f"{what} may have", dense.count(mark), most, f"{name} (those in texts count too)")

@@ -6,7 +6,6 @@ A limit above what the service allows is refused, not lowered: lowering it could
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 from roll_envs.errors import SandboxError, check_whole
 from roll_envs.sandbox import Language, Limits, Program, RunResult, SandboxSession, explained
 from sandboxes.programs import check_path, check_words
-from sandboxes.service.messages import Answer, Refusal, check_code, check_paths, check_sizes
+from sandboxes.service.messages import Answer, Refusal, check_code, check_most, check_paths, check_sizes
 from sandboxes.service.pool import CLOSE_S, OVERRUN_S, Pool, QueueFullError, Worker
 from sandboxes.service.settings import Settings
 from sandboxes.service.wire import decode_bytes, dump, encode_bytes, load
@@ -70,9 +69,8 @@ def _check(program: Program, settings: Settings) -> None:
     check_paths(program.files, settings, "program.files")
     check_paths(program.fetch, settings, "program.fetch")
     words = [*program.arguments, *program.environ, *program.environ.values()]
-    if sum(len(word) for word in words) > LONGEST_ARGUMENTS:
-        message = f"program.arguments and program.environ may have {LONGEST_ARGUMENTS} characters together"
-        raise Refusal(413, "too_large", message)
+    what = "program.arguments and program.environ together may have"
+    check_most(what, sum(map(len, words)), LONGEST_ARGUMENTS, "characters", "too_large")
     check_words(program)
 
 
@@ -168,12 +166,8 @@ class Sessions:
     async def close(self, name: str) -> None:
         """Close a session, also in the middle of a cell; unknown names are ignored."""
         opened = self._open.pop(name, None)
-        if opened is None:
-            return
-        if not opened.worker.broken and not opened.worker.busy:
-            with contextlib.suppress(Exception):  # a backend of others
-                await opened.worker.call(lambda _: opened.session.close(), timeout_s=CLOSE_S)
-        await opened.worker.close()
+        if opened is not None:
+            await opened.worker.close()  # and with its sandbox the session
 
     async def reap(self) -> None:
         """Close idle sessions, until cancelled."""

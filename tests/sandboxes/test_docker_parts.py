@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,11 +24,13 @@ from hypothesis import strategies as st
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraError, SandboxError
 from roll_envs.sandbox import Limits, make_sandbox
-from sandboxes.docker.channel import Channel
 from sandboxes.docker.engine import Shape
+from sandboxes.docker.pid1 import ANSWER, FIRST_FILE, STDERR, STDOUT
 from sandboxes.docker.sandbox import DockerSandbox
-from sandboxes.docker.slot import _BOOT, _code, judge
+from sandboxes.docker.slot import _BOOT, Channel, _code, judge
 from sandboxes.local.inside.files import wipe
+from sandboxes.local.inside.launch import STARTED, Child
+from sandboxes.local.inside.runs import serve_session
 from sandboxes.local.inside.seccomp import MACHINES, Rules, build
 from sandboxes.pool import Pool
 
@@ -213,8 +216,8 @@ class _Wire:
         self._theirs.close()
 
 
-def _frame(kind: bytes, content: bytes) -> bytes:
-    return struct.pack("!cI", kind, len(content)) + content
+def _frame(number: int, content: bytes) -> bytes:
+    return struct.pack("!II", number, len(content)) + content
 
 
 def _soon() -> float:
@@ -228,17 +231,17 @@ def test_a_request_and_its_reply_in_pieces() -> None:
     def answer() -> None:
         seen.append(wire.read_request())
         wire.say(b"a warning", kind=2)
-        wire.say(_frame(b"o", b"out") + _frame(b"e", b"") + _frame(b"e", b"err") + _frame(b"o", b"put"))
-        wire.say(_frame(b"n", b"a/b") + _frame(b"f", b"con") + _frame(b"f", b"tent") + _frame(b"n", b"c"))
-        wire.say(_frame(b"r", json.dumps({"id": "7", "status": 0}).encode()))
+        wire.say(_frame(STDOUT, b"out") + _frame(STDERR, b"") + _frame(STDERR, b"err") + _frame(STDOUT, b"put"))
+        wire.say(_frame(FIRST_FILE + 1, b"con") + _frame(FIRST_FILE + 1, b"tent") + _frame(FIRST_FILE + 300, b""))
+        wire.say(_frame(ANSWER, json.dumps({"id": "7", "status": 0}).encode()))
 
     thread = threading.Thread(target=answer)
     thread.start()
     reply = wire.channel.request({"id": "7", "parts": [2, 200_000]}, [b"ab", b"", b"cd" * 100_000], deadline=_soon())
     thread.join()
     assert seen[0] == ({"id": "7", "parts": [2, 200_000]}, b"ab" + b"cd" * 100_000)
-    assert (reply.out, reply.err, reply.result["status"]) == (b"output", b"err", 0)
-    assert reply.files == {"a/b": b"content", "c": b""}
+    assert reply.answer["status"] == 0
+    assert reply.parts == {STDOUT: b"output", STDERR: b"err", FIRST_FILE + 1: b"content", FIRST_FILE + 300: b""}
     assert wire.channel.idle
     wire.say(b"unasked")
     assert not wire.channel.idle
@@ -247,8 +250,17 @@ def test_a_request_and_its_reply_in_pieces() -> None:
 
 def test_an_answer_to_another_request_is_not_taken() -> None:
     wire = _Wire()
-    wire.say(_frame(b"r", b'{"id": "8"}'))
+    wire.say(_frame(ANSWER, b'{"id": "8"}'))
     with pytest.raises(ConnectionError, match="another request"):
+        wire.channel.request({"id": "7"}, [], deadline=_soon())
+    wire.close()
+
+
+def test_what_is_no_reply_is_told_at_once() -> None:
+    wire = _Wire()
+    wire.say(b"hello from a Python that prints when it starts\n")
+    wire.ours.shutdown(socket.SHUT_WR)
+    with pytest.raises(ConnectionError, match=r"not a frame.*m a Python that prints"):
         wire.channel.request({"id": "7"}, [], deadline=_soon())
     wire.close()
 
@@ -270,6 +282,37 @@ def test_silence_ends_at_the_deadline() -> None:
         wire.channel.request({"id": "7"}, [bytes(50 << 20)], deadline=started + 0.2)
     assert 0.15 < time.monotonic() - started < 2
     wire.close()
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+class _Runs:
+    """Runs of PID 1 for a session that is opened and ended, with a process that only says that it has started."""
+
+    def __init__(self) -> None:
+        self.jail = SimpleNamespace(others=0, user=os.getuid(), resize=lambda _: True, limit=lambda _: None)
+        self.said: list[Any] = []
+        self.link = SimpleNamespace(send=lambda message, fds: self.said.append(message["event"]), receive=self._end)
+
+    def _end(self) -> tuple[dict[str, Any], list[int]]:
+        return {"order": "end"}, []
+
+    def take(self) -> Child:
+        ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._theirs.send(STARTED)
+        return Child(pid=0, channel=ours, ended=os.open("/dev/null", os.O_RDONLY))
+
+    def clear(self) -> None:
+        self._theirs.close()
+
+
+def test_a_session_leaves_nothing_open_in_what_served_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandboxes.local.inside.runs.kill_all", lambda: None)
+    before, runs = os.listdir("/proc/self/fd"), _Runs()
+    serve_session(cast(Any, runs), {"command": None, "main": "main.py", "limits": {}, "environ": {}})
+    assert runs.said == ["open", "ended"]
+    assert os.listdir("/proc/self/fd") == before
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import os
 import pickle
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -27,7 +26,7 @@ from sandboxes.local.cgroups import PREFIX, find_cgroup_parent, remove_later
 from sandboxes.local.inside import wire
 from sandboxes.local.inside.launch import CHANNEL
 from sandboxes.local.inside.seccomp import ZYGOTE_NAMESPACE_FD
-from sandboxes.local.inside.supervisor import Zygote
+from sandboxes.local.slot import LocalSlot
 
 ONE = Program(source="print(1)")
 
@@ -308,20 +307,17 @@ def test_a_cgroup_that_the_kernel_calls_busy_is_removed_later() -> None:
     assert not any(Path(folder).exists() for folder in folders.values())
 
 
-def test_a_kill_is_heeded_that_came_while_the_last_init_was_watched() -> None:
-    (control, caller), (work, answers), (alive, supervisor) = (
-        socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)
-    )
-    zygote = Zygote({"ids": None, "cgroup": {}, "workspace": None}, control, work, alive.fileno())
-    with control, caller, work, answers, alive, supervisor, subprocess.Popen(["sleep", "60"]) as init:
-        zygote._link.count()
-        wire.send(caller, {"order": "kill", "serial": 2})
-        zygote._link.wait([], 5000)
-        zygote._link.count()
-        started = time.monotonic()
-        assert zygote._watch(init.pid) == signal.SIGKILL
-        assert time.monotonic() - started < 20
-        assert wire.receive(answers)[0] == {"event": "gone", "serial": 2, "status": signal.SIGKILL}
+def test_a_stop_that_came_when_all_had_ended_stops_nothing_else() -> None:
+    with local_sandbox(slots=1) as sandbox:
+        (slot,) = sandbox._pool._idle
+        assert isinstance(slot, LocalSlot)
+        for _ in range(2):
+            wire.send(slot._work, {"order": "stop"})
+            assert sandbox.run(ONE).stdout == b"1\n"
+            with sandbox.session() as session:
+                wire.send(slot._work, {"order": "stop"})
+                assert session.run("1").stdout == b"1\n"
+        assert sandbox._pool._idle == [slot], "it was not replaced"
 
 
 def test_closing_ends_what_runs() -> None:

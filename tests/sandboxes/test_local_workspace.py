@@ -164,6 +164,9 @@ def test_the_next_run_does_not_clear_what_is_still_to_be_fetched(
     assert sandbox.run(Program(source="import os; print(os.listdir('.'))")).stdout == b"['main.py']\n"
 
 
+FILL = "import time\nfor n in range(64): open(str(n), 'wb').write(bytes(1 << 20))"
+
+
 def test_folders_deeper_than_a_path_may_be_long_are_removed(
     sandbox: LocalSandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,10 +196,12 @@ def test_sessions_too(sandbox: LocalSandbox) -> None:
         ("while True: pass", "timeout"),
         ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "timeout"),
         ("open('f', 'wb').write(bytes(64 << 20))", "error"),
-        ("import time\nfor n in range(64): open(str(n), 'wb').write(bytes(1 << 20))\ntime.sleep(9)", "error"),
+        (f"{FILL}\ntime.sleep(9)", "error"),
+        (f"import os\nfor _ in range(20): os.mkdir('d' * 250); os.chdir('d' * 250)\n{FILL}\ntime.sleep(9)", "error"),
+        ("import os, time\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\ntime.sleep(0.5)", "ok"),
         ("import sys\nwhile True: sys.stdout.write('x' * 65536)", "output"),
     ],
-    ids=["memory", "time", "processes", "a file", "files", "output"],
+    ids=["memory", "time", "processes", "a file", "files", "files far below", "folders", "output"],
 )
 def test_limits_hold(sandbox: LocalSandbox, source: str, status: str) -> None:
     wall_s = 1.0 if status == "timeout" else 8.0
@@ -237,7 +242,8 @@ def test_an_order_that_was_not_read_in_time_is_not_carried_out_later(sandbox: Lo
     assert said(sandbox, "print(1)") == "1"
     (jail,) = sandbox._pool._idle
     assert isinstance(jail, slot.LocalSlot)
-    for late in ({"order": "run", "show_work": False}, {"order": "session", "command": None}):
+    orders = ({"order": "run", "show_work": False}, {"order": "session", "command": None})
+    for late in (*orders, {"order": "stop"}, {"order": "fetched"}):
         wire.send(jail._work, {**late, "init": jail._serial, "limits": asdict(LIMITS)}, [])
         assert said(sandbox, "print(2)") == "2"
         with sandbox.session() as session:

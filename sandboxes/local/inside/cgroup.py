@@ -51,8 +51,6 @@ class Cgroup:
         self._tasks = [os.open(path, os.O_WRONLY) for path in paths_of_tasks(folders)]
         self._oom_before = self._residue = 0
         self._bound = _SETUP_BYTES
-        fds = {self._limit, self._events, self._peak, self._swap, self._pids, self._usage, *self._tasks}
-        self.descriptors = {fd for fd in fds if fd is not None}
 
     def join(self) -> None:
         """Move the calling process, which must have one thread, into the cgroup."""

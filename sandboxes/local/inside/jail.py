@@ -21,6 +21,8 @@ from .kernel import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT, PRIVA
 from .launch import Jail
 from .workspace import Workspace
 
+_BASE = "/sys"
+"""A folder that every Linux has and of which nothing is shown: the root is mounted there first."""
 RUN_FILESYSTEM = "/.box"
 """Mount point of the tmpfs of a run; its folders appear as /work, /tmp and /dev/shm."""
 _PARTS = {"work": "/work", "tmp": "/tmp", "shm": "/dev/shm"}
@@ -34,12 +36,12 @@ _FIXED = MS_RDONLY | MS_NOSUID | MS_NODEV
 
 
 def build_tree(plan: Mapping[str, Any]) -> None:
-    """Build the jail's root at ``base``, in the calling process's own mount namespace.
+    """Build the jail's root, in the calling process's own mount namespace.
 
-    ``plan``: ``base`` (an existing folder to mount over), ``binds`` (source and target of bind mounts), ``masked``
-    (folders shown empty), ``links`` (path -> target), ``texts`` (path -> content).
+    ``plan``: ``binds`` (source and target of bind mounts), ``masked`` (folders shown empty), ``links`` (path ->
+    target), ``texts`` (path -> content).
     """
-    base: str = plan["base"]
+    base = _BASE
     kernel.make_private("/")
     kernel.mount("root", base, "tmpfs", MS_NOSUID | MS_NODEV, _ROOT_OPTIONS)
     for folder in ("/.old", "/.empty", RUN_FILESYSTEM, *_PARTS.values(), "/proc", "/etc", "/dev"):
@@ -64,16 +66,16 @@ def build_tree(plan: Mapping[str, Any]) -> None:
     kernel.remount(base, _FIXED)
 
 
-def enter_tree(base: str, *, hidden: bool) -> None:
+def enter_tree(*, hidden: bool) -> None:
     """Make the tree the root, with a /proc of the caller's PID namespace, and detach the old root.
 
     ``hidden``: /proc shows users their own processes only. The host's /proc must still be mounted when the new one is:
     in a user namespace the kernel allows a new /proc only where a fully visible one exists.
     """
     kernel.make_private("/")
-    mount_proc(base + "/proc", _HIDDEN if hidden else PROC_OPTIONS)
-    kernel.bind(base, base)  # a mount that came from a namespace with more rights cannot itself become the root
-    kernel.pivot_root(base, base + "/.old")
+    mount_proc(_BASE + "/proc", _HIDDEN if hidden else PROC_OPTIONS)
+    kernel.bind(_BASE, _BASE)  # a mount that came from a namespace with more rights cannot itself become the root
+    kernel.pivot_root(_BASE, _BASE + "/.old")
     os.chdir("/")
     kernel.umount_detached("/.old")
 

@@ -63,21 +63,20 @@ def setns(fd: int, flags: int) -> None:
     _check(_libc.setns(fd, flags), f"setns({flags:#x})")
 
 
-def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
     """``mount(2)``."""
-    result = _libc.mount(source.encode(), os.fsencode(target), kind.encode(), flags, data.encode() or None)
-    _check(result, f"mount {kind} at {target}")
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
+    _check(_libc.mount(*words, flags, data.encode() or None), f"mount {kind or source} at {target} ({flags:#x})")
 
 
 def make_private(target: str) -> None:
     """Stop mount propagation below ``target`` to and from other namespaces."""
-    _check(_libc.mount(None, os.fsencode(target), None, MS_REC | MS_PRIVATE, None), f"make {target} private")
+    mount(None, target, None, MS_REC | MS_PRIVATE)
 
 
 def bind(source: str, target: str) -> None:
     """Bind-mount the folder or file ``source`` at ``target``, with what is mounted below it."""
-    result = _libc.mount(os.fsencode(source), os.fsencode(target), None, MS_BIND | MS_REC, None)
-    _check(result, f"bind {source} to {target}")
+    mount(source, target, None, MS_BIND | MS_REC)
 
 
 def remount(target: str, flags: int) -> None:
@@ -86,8 +85,7 @@ def remount(target: str, flags: int) -> None:
     flags |= had & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)  # the last two: noatime, nodiratime
     if had & 4096:  # ST_RELATIME
         flags |= 1 << 21  # MS_RELATIME
-    result = _libc.mount(None, os.fsencode(target), None, MS_BIND | MS_REMOUNT | flags, None)
-    _check(result, f"remount {target}")
+    mount(None, target, None, MS_BIND | MS_REMOUNT | flags)
 
 
 def umount_detached(target: str) -> None:

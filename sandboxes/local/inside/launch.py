@@ -145,22 +145,17 @@ def fork_child(script: Script, jail: Jail, others: Sequence[socket.socket]) -> C
     if pid:
         theirs.close()
         return Child(pid=pid, channel=ours, ended=os.pidfd_open(pid))
-    try:
-        for channel in (ours, *others):
-            channel.detach()  # enter() closes the numbers; objects freed later must not close what reuses them
-        os.dup2(theirs.fileno(), CHANNEL, inheritable=False)
-        jail.enter(CHANNEL)
-        theirs.detach()
-    except BaseException as error:
-        socket.socket(fileno=CHANNEL).send(wire.describe(error).encode()[:4096])
-        os._exit(_NOT_STARTED)
+    os.dup2(theirs.fileno(), CHANNEL, inheritable=False)
+    for channel in (ours, theirs, *others):
+        channel.detach()  # enter() closes the numbers; objects freed later must not close what reuses them
     raise Untrusted(lambda: _become(script, jail))
 
 
 def _become(script: Script, jail: Jail) -> NoReturn:
-    """Drop all privileges, wait for the order, carry it out."""
+    """Enter the jail, drop all privileges, wait for the order, carry it out."""
     channel = socket.socket(fileno=CHANNEL)
     try:
+        jail.enter(CHANNEL)
         jail.give_up_rights()
         message, fds = wire.receive(channel)
         if message is None:

@@ -55,50 +55,33 @@ class Link(Protocol):
 
 
 class SocketLink:
-    """A link within this machine.
+    """A link within this machine. ``alive``: of the zygote, a socket that hangs up when the supervisor ends."""
 
-    ``control``: of the zygote, on which the order to kill run ``serial`` comes; ``alive``: a socket that hangs up when
-    the supervisor ends. Without them an init waits for the order "stop" among its other orders.
-    """
-
-    def __init__(self, work: socket.socket, control: socket.socket | None = None, alive: int = -1) -> None:
-        self.work, self._control, self.alive = work, control, alive
-        self.sockets: tuple[socket.socket, ...] = (work,) if control is None else (work, control)
-        self.serial = 0
-        self._killed = 0
+    def __init__(self, work: socket.socket, alive: int = -1) -> None:
+        self.work, self.alive = work, alive
+        self.sockets: tuple[socket.socket, ...] = (work,)
         self.stopped = False
 
     def receive(self) -> tuple[dict[str, Any] | None, list[int]]:
-        message, fds = wire.receive(self.work)
-        # "fetched" is left in the channel where the init that it was meant for was killed before it read it; "stop"
-        # arrived after its cell had ended.
-        while message is not None and message["order"] in ("fetched", "stop"):
-            message, fds = wire.receive(self.work)
-        self.count()
-        return message, fds
-
-    def count(self) -> None:
-        """The next order begins; a slow zygote may have seen that it is to be killed before."""
-        self.serial += 1
-        self.stopped = self._killed == self.serial
+        self.stopped = False
+        return wire.receive(self.work)
 
     def send(self, message: Mapping[str, Any], fds: list[int]) -> None:
         wire.send(self.work, message, fds)
 
     def wait(self, fds: list[int], timeout_ms: int | None) -> list[int]:
-        watched = self.work if self._control is None else self._control
+        work = self.work.fileno()
         poll = select.poll()
-        for fd in {*fds, watched.fileno(), self.alive} - {-1}:
+        for fd in {*fds, work, self.alive} - {-1}:
             poll.register(fd, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(timeout_ms)]
         if self.alive in ready:
             raise GoneError
-        if watched.fileno() in ready and watched.fileno() not in fds:
-            message, _ = wire.receive(watched)
+        if work in ready and work not in fds:  # no order but "stop" comes while another is carried out
+            message, _ = wire.receive(self.work)
             if message is None:
                 raise GoneError
-            self._killed = message.get("serial", self.serial)
-            self.stopped = self._killed == self.serial
+            self.stopped = True
         return ready
 
 
@@ -227,6 +210,8 @@ def serve_runs(runs: Runs, link: SocketLink) -> dict[str, Any] | None:
             message, fds = link.receive()
             if message is None:
                 return None
+            if message["order"] == "stop":  # its run had ended
+                continue
             if message["order"] != "run":
                 runs.clear()
                 return message
@@ -244,9 +229,15 @@ def serve_session(runs: Runs, opening: dict[str, Any]) -> None:
     runs.link.send({"event": "open"}, [])
     while True:
         message, fds = runs.link.receive()
-        if message is None or message["order"] == "end":
+        if message is None:
             return
-        answers[message["order"]](message, fds)
+        if message["order"] == "end":
+            runs.clear()
+            session.close()
+            runs.link.send({"event": "ended"}, [])
+            return
+        if message["order"] != "stop":  # which comes when its cell has ended
+            answers[message["order"]](message, fds)
 
 
 class _Session:
@@ -337,6 +328,12 @@ class _Session:
         if self._interpreter is not None:
             self._interpreter.close()
             self._interpreter = None
+
+    def close(self) -> None:
+        """Give up what is open, when all processes have been killed: PID 1 of a container lives on."""
+        if self._interpreter is not None:
+            self._interpreter.close()
+        os.close(self._folder)
 
     def write(self, message: dict[str, Any], fds: list[int]) -> None:
         answer = {"event": "written"}

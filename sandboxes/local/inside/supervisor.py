@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import itertools
 import os
 import resource
 import select
@@ -27,30 +26,24 @@ from typing import Any
 from . import kernel, wire
 from .cgroup import Cgroup, remove_folders
 from .files import wipe
-from .jail import RUN_USER, LocalJail, build_tree, enter_tree
+from .jail import LocalJail, build_tree, enter_tree
 from .program import Script
-from .runs import Runs, SocketLink, ending, serve_runs, serve_session
+from .runs import GoneError, Runs, SocketLink, ending, serve_runs, serve_session
 from .workspace import Workspace
 
 
 def main() -> None:
-    """Entry: descriptors of both channels are arguments 1 and 2; the plan is the first message.
+    """Entry: the channel is standard input; the plan is the first message.
 
     Raises :class:`Untrusted` in the process of a run.
     """
-    control, work = (_at_low_number(int(number)) for number in sys.argv[1:3])
+    work = socket.socket(fileno=os.dup(0))
+    os.dup2(2, 0)
     _reset_signals_and_limits()
     with ending(SocketLink(work)):
-        plan, _ = wire.receive(control)
+        plan, _ = wire.receive(work)
         if plan is not None:
-            _supervise(plan, control, work)
-
-
-def _at_low_number(fd: int) -> socket.socket:
-    """Move a channel to a low descriptor number: the inherited one may be a number that the jail uses."""
-    low = os.dup(fd)
-    os.close(fd)
-    return socket.socket(fileno=low)
+            _supervise(plan, work)
 
 
 def _reset_signals_and_limits() -> None:
@@ -67,7 +60,7 @@ def _reset_signals_and_limits() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (kernel.ZYGOTE_NAMESPACE_FD + 1, hard))
 
 
-def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.socket) -> None:
+def _supervise(plan: Mapping[str, Any], work: socket.socket) -> None:
     # A pidfd cannot come to mean another process; the check excludes that the id was reused before it was opened.
     owner = -1
     with contextlib.suppress(ProcessLookupError):
@@ -81,14 +74,13 @@ def _supervise(plan: Mapping[str, Any], control: socket.socket, work: socket.soc
     if child == 0:
         ours.close()
         os.close(owner)
-        _become_zygote(plan, control, work, theirs.detach())
+        _become_zygote(plan, work, theirs.detach())
         return
     theirs.close()
     # ``ours`` stays open: the jail notices by its hang-up that the supervisor has ended.
     jail = child if plan["workspace"] is not None else _follow(child, plan, ours)
     if not jail:
         return  # the reason has been sent already
-    control.close()
     work.close()
     select.select([owner, os.pidfd_open(jail)], [], [])
     with contextlib.suppress(ProcessLookupError):
@@ -118,18 +110,18 @@ def _follow(child: int, plan: Mapping[str, Any], ours: socket.socket) -> int:
     """
     said = ours.recv(64)
     if said == b"map":
-        for name in ("uid_map", "gid_map"):
+        for name, text in plan["maps"].items():
             with open(f"/proc/{child}/{name}", "w", encoding="ascii") as file:
-                file.write(plan["ids"])
+                file.write(text)
         ours.send(b"mapped")
         said = ours.recv(64)
     os.waitpid(child, 0)
     return int(said or 0)
 
 
-def _become_zygote(plan: Mapping[str, Any], control: socket.socket, work: socket.socket, supervisor: int) -> None:
+def _become_zygote(plan: Mapping[str, Any], work: socket.socket, supervisor: int) -> None:
     """Say to the supervisor "map" when this process waits for its id maps, then the process id of the zygote."""
-    zygote = Zygote(plan, control, work, supervisor)
+    zygote = Zygote(plan, work, supervisor)
     if plan["workspace"] is None:
         zygote.unshare()
         child = os.fork()
@@ -146,14 +138,16 @@ _RAN = 3
 class Zygote:
     """State of the zygote process; ``unshare`` is called in its parent, ``serve`` in the process itself."""
 
-    def __init__(self, plan: Mapping[str, Any], control: socket.socket, work: socket.socket, alive: int) -> None:
+    def __init__(self, plan: Mapping[str, Any], work: socket.socket, alive: int) -> None:
         self._plan = plan
-        self._control = control
         # ``alive`` is a socket whose other end only the supervisor holds: it hangs up when the supervisor ends.
-        self._link = SocketLink(work, control, alive)
+        self._link = SocketLink(work, alive)
+        self._serial = 1
+        """Number of the run or session that an init carries out or waits for."""
         self._cgroup = Cgroup(plan["cgroup"]) if plan["cgroup"] else None
-        self._workspace = Workspace(plan["workspace"]) if plan["workspace"] else None
-        self._many_users = plan["ids"] is not None or (self._workspace is not None and self._workspace.own_user)
+        self._calls = bytes.fromhex(plan["seccomp"])
+        self._workspace = Workspace(plan["workspace"], self._calls) if plan["workspace"] else None
+        self._many_users: bool = plan["many_users"]
         self._last_pid: int | None = None
 
     def unshare(self) -> None:
@@ -162,30 +156,20 @@ class Zygote:
 
         As root the file tree of the jail is built before: it may show folders that only root can reach.
         """
-        user, group = os.geteuid(), os.getegid()
         os.umask(0o022)
         if self._many_users:
             # A mount namespace of its own first: the bind mounts of the tree must not appear on the host.
             kernel.unshare(kernel.NEWNS)
             build_tree(self._plan)
         kernel.unshare(kernel.NAMESPACES)
+        os.write(self._link.alive, b"map")  # only a process outside the user namespace may map several
+        if os.read(self._link.alive, 64) != b"mapped":
+            raise OSError("the users of the namespace could not be mapped")
         if self._many_users:
             # Until the maps are written all ids are 65534; afterwards 0 of this namespace is an unused id outside.
-            os.write(self._link.alive, b"map")  # only a process outside the user namespace may map several
-            if os.read(self._link.alive, 64) != b"mapped":
-                raise OSError("the users of the namespace could not be mapped")
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
             os.setgroups([])
-            return
-        # An ordinary user may map only its own id, and gid_map only after setgroups is denied (user_namespaces(7)).
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{RUN_USER} {user} 1"),
-            ("gid_map", f"{RUN_USER} {group} 1"),
-        ):
-            with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
-                file.write(text)
 
     def serve(self) -> None:
         """Enter the jail and fork runs until the caller or the supervisor is gone."""
@@ -197,7 +181,6 @@ class Zygote:
         kernel.dumpable(False)  # programs of the same user may not trace it or read its /proc entries
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         kernel.drop_bounding_set()
-        self._close_others()
         # The first entry is the folder of the trusted code (see slot), which programs must not import from.
         sys.path[:] = [path for path in sys.path[1:] if os.path.isdir(path)] + list(self._plan["packages"])
         for name in self._plan["preload"]:
@@ -212,17 +195,7 @@ class Zygote:
             build_tree(self._plan)
         with contextlib.suppress(OSError):  # not on every kernel; process ids of programs then count up from run to run
             self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
-        enter_tree(self._plan["base"], hidden=self._many_users)
-
-    def _close_others(self) -> None:
-        """Close every descriptor but the channels, the socket of liveness and the files of the cgroup."""
-        keep = {2, self._control.fileno(), self._link.work.fileno(), self._link.alive, self._last_pid}
-        if self._cgroup is not None:
-            keep |= self._cgroup.descriptors
-        if self._workspace is not None:
-            keep.add(self._workspace.ruleset)
-        for low, high in itertools.pairwise(sorted(fd for fd in (*keep, 1 << 20) if fd is not None)):
-            os.closerange(low + 1, high)
+        enter_tree(hidden=self._many_users)
 
     def _loop(self) -> None:
         script = Script()
@@ -231,16 +204,15 @@ class Zygote:
             here = os.open("/proc/self/ns/pid", os.O_RDONLY)
             os.dup2(here, kernel.ZYGOTE_NAMESPACE_FD, inheritable=False)
             os.close(here)
-            kernel.set_seccomp(bytes.fromhex(self._plan["seccomp"]))
+            kernel.set_seccomp(self._calls)
         # Objects made up to here are never collected: the collector would write to pages that forks share.
         gc.collect()
         gc.freeze()
         if self._many_users and self._cgroup is not None and self._workspace is None:
             self._serve_here(script)
         else:  # each run or session gets a PID namespace of its own, whose first process waits for the order
-            self._link.count()
             while self._watch(self._fork_init(script)) is not None:
-                self._link.count()
+                pass
 
     def _serve_here(self, script: Script) -> None:
         """Runs share the zygote's PID namespace; each session gets one of its own."""
@@ -248,11 +220,11 @@ class Zygote:
         jail = LocalJail(self._cgroup, None, many_users=True, shared=True, last_pid=self._last_pid)
         runs = Runs(script, self._link, jail)
         while (order := serve_runs(runs, self._link)) is not None:
+            self._serial = order["init"]
             status = self._watch(self._fork_init(script, order))
             while status == 0 or (status is not None and os.WIFSIGNALED(status)):
                 # After a session another often follows, so an init that can serve either is set up, until a run
                 # takes it.
-                self._link.count()
                 status = self._watch(self._fork_init(script))
             if status is None:
                 return
@@ -270,7 +242,6 @@ class Zygote:
         if run == 0:
             if self._workspace is None:
                 os.close(kernel.ZYGOTE_NAMESPACE_FD)
-            self._control.close()
             os.close(self._link.alive)
             self._serve_one(script, order)
         return run
@@ -285,7 +256,7 @@ class Zygote:
             message, fds = (order, []) if order else runs.link.receive()
             # Meant for the last init, which was killed before it read it: the notice of that was its answer.
             while message is not None and (
-                message["order"] not in ("run", "session") or message["init"] != self._link.serial
+                message["order"] not in ("run", "session") or message["init"] != self._serial
             ):
                 wire.close_all(fds)
                 message, fds = runs.link.receive()
@@ -296,27 +267,28 @@ class Zygote:
                 return
             shown = runs.run(message, fds)
             if shown and jail.workspace is not None:
-                # "fetched", or the caller is gone: only then may the next init clear the folder.
-                wire.receive(self._link.work)
+                # "fetched", or the caller is gone: only then may the next init clear the folder. A "stop" that came
+                # when the run had ended may stand before it.
+                while message is not None and message["order"] != "fetched":
+                    message, _ = wire.receive(self._link.work)
             os._exit(_RAN)
 
     def _watch(self, init: int) -> int | None:
         """Wait for the end of an init and report it; returns its wait status, or ``None`` where it failed."""
-        link, ended = self._link, os.pidfd_open(init)
-        try:
-            while not link.stopped and ended not in link.wait([ended], None):
-                pass
-        finally:
-            os.close(ended)
-            os.kill(init, signal.SIGKILL)  # changes nothing where it has ended; its id is its own until it is reaped
-            status = os.waitpid(init, 0)[1]
-            if self._workspace is not None:
-                kernel.kill_all()  # init was killed, perhaps before it could kill these
-        report: dict[str, Any] = {"event": "gone", "serial": link.serial, "status": status}
+        ended = os.pidfd_open(init)
+        ready, _, _ = select.select([ended, self._link.alive], [], [])
+        os.close(ended)
+        os.kill(init, signal.SIGKILL)  # changes nothing where it has ended; its id is its own until it is reaped
+        status = os.waitpid(init, 0)[1]
+        if self._workspace is not None:
+            kernel.kill_all()  # init was killed, perhaps before it could kill these
+        if self._link.alive in ready:
+            raise GoneError
+        report: dict[str, Any] = {"event": "gone", "serial": self._serial, "status": status}
         if self._cgroup is not None:
             report |= {"oom": self._cgroup.oom_kills(), "peak": self._cgroup.peak_bytes()}
-        with contextlib.suppress(OSError):
-            wire.send(self._link.work, report)
+        wire.send(self._link.work, report)  # raises, which ends this process too, where the caller is gone
+        self._serial += 1
         return status if os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, _RAN) else None
 
 

@@ -7,6 +7,7 @@ import array
 import fcntl
 import json
 import os
+import select
 import socket
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -118,7 +119,17 @@ class Output:
         writers, self._writers = self._writers, []
         return writers
 
-    def read(self, fd: int) -> bool:
+    def wait(self, fds: Sequence[int], timeout_ms: float | None) -> list[int]:
+        """Wait until one of the pipes or of ``fds`` can be read, and read from the pipes; returns those of ``fds``."""
+        poll = select.poll()
+        for fd in (*self.open, *fds):
+            poll.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(timeout_ms)}
+        for fd in self.open & ready:
+            self._read(fd)
+        return [fd for fd in fds if fd in ready]
+
+    def _read(self, fd: int) -> bool:
         """Read one chunk; false where there is none now, or will be none any more."""
         try:
             got = os.readv(fd, [self._buffer])
@@ -139,7 +150,7 @@ class Output:
         """Read what the pipes still hold after the program has ended."""
         for fd in self.readers:
             # In a session, processes left in the background may still write: the flood limit ends the loop.
-            while not self.flooded and self.read(fd):
+            while not self.flooded and self._read(fd):
                 pass
 
     def close(self) -> None:

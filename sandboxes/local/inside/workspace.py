@@ -76,19 +76,21 @@ def _allow(rules: int, path: str, access: int) -> None:
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _PARTS = ("work", "tmp")
+_LONG, _MOST_HELD = 2048, 200
+"""Half of the length of a path that the kernel takes (a program can make folders below paths of any length), and how
+many folders with such paths are looked into: more are made for no other purpose than to hide something."""
 
 
 class Workspace:
     """The folders of one slot; the Landlock ruleset is made at once, while paths of the host can still be opened.
 
     ``plan``: ``folder`` (an empty folder of this slot alone), ``user`` (id that programs run as; ``None``: the
-    caller's), ``read`` (paths that programs may read and execute), ``filter``
-    (of system calls, in hexadecimal digits).
+    caller's), ``read`` (paths that programs may read and execute). ``calls``: the filter of system calls.
     """
 
-    def __init__(self, plan: Mapping[str, Any]) -> None:
+    def __init__(self, plan: Mapping[str, Any], calls: bytes) -> None:
         self._folder: str = plan["folder"]
-        self._filter = bytes.fromhex(plan["filter"])
+        self._filter = calls
         self.own_user = plan["user"] is not None
         self.user: int = plan["user"] if self.own_user else os.getuid()
         self.ruleset = make_ruleset(read=plan["read"], write=[self._folder], devices=_DEVICES)
@@ -124,15 +126,28 @@ class Workspace:
         Files that were removed and are still open are not seen.
         """
         bytes_seen = seen = 0
-        for place, folders, names in os.walk(self._folder):
-            for name in (*folders, *names):
-                seen += 1
-                with contextlib.suppress(OSError):
-                    # st_blocks counts units of 512 bytes really used; st_size would count holes of sparse files.
-                    bytes_seen += os.lstat(f"{place}/{name}").st_blocks * 512
-                if bytes_seen > size or seen > count:
-                    return True
-        return False
+        todo, held = [self._folder], list[int]()
+        try:
+            while todo and len(held) < _MOST_HELD:
+                place = todo.pop()
+                with contextlib.suppress(OSError):  # it may be gone meanwhile
+                    if len(place) > _LONG:
+                        held.append(os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
+                        place = f"/proc/self/fd/{held[-1]}"
+                    for name in os.listdir(place):
+                        seen += 1
+                        with contextlib.suppress(OSError):
+                            found = os.lstat(f"{place}/{name}")
+                            # Units of 512 bytes really used; st_size would count holes of sparse files.
+                            bytes_seen += found.st_blocks * 512
+                            if stat.S_ISDIR(found.st_mode):
+                                todo.append(f"{place}/{name}")
+                        if bytes_seen > size or seen > count:
+                            return True
+        finally:
+            for fd in held:
+                os.close(fd)
+        return bool(todo)
 
     def with_folders(self, environ: Mapping[str, str]) -> dict[str, str]:
         """``environ`` with the default ``HOME`` and ``TMPDIR`` replaced by the folders of this slot."""
