@@ -60,6 +60,11 @@ def test_the_validator_passes_with_other_arguments(kwargs: dict[str, Any]) -> No
             "tests": '[{"input": "3", "output": "6", "testtype": "functional"}]',
             "metadata": {"func_name": "f"},
         },
+        {
+            "question": "?",
+            "answer": "n = int(input())\nassert n\ndef check(x):\n    return 6\nprint(check(n))",
+            "info": '{"tests": {"inputs": ["3"], "outputs": ["6"], "fn_name": null}}',
+        },
         {"question": "?", "ground_truth": '["6"]', "test_cases": '[{"stdin": "3", "expected_stdout": "6"}]'},
         {"question": "?", "task_id": 2, "code": "def f(x): return 2 * x", "test_list": ["assert f(3) == 6"]},
         {

@@ -302,10 +302,10 @@ ROWS: dict[str, tuple[str, str, Any]] = {
         "print(7)",
         base64.b64encode(zlib.compress(pickle.dumps({"input_output": '{"inputs": ["3"], "outputs": ["6"]}'}))).decode(),
     ),
-    "streams of SandboxFusion": (
-        DOUBLE,
-        "print(7)",
-        {"id": 3, "labels": "{}", "test": '[{"input": {"stdin": "3"}, "output": {"stdout": "6"}}]'},
+    "streams of SandboxFusion, in any case": (
+        "print('Yes', input())",
+        "print('Yes', 4)",
+        {"id": 3, "labels": "{}", "test": '[{"input": {"stdin": "3"}, "output": {"stdout": "YES 3"}}]'},
     ),
     "code of SandboxFusion": (
         "def f(x): return x + 1",

@@ -81,6 +81,8 @@ def test_the_language_is_that_of_the_tests_unless_one_is_chosen(box: Sandbox) ->
         assert judged(box, javascript, row) == 1.0
         assert judged(box, javascript.replace("* 2", "* 3"), row) == 0.0
         assert judged(box, python, row) == 0.0
+        row = {"prompt": "?", "language": "javascript", "official_tests": tests["test_cases"], "input_mode": "stdio"}
+        assert judged(box, javascript, row) == 1.0
 
 
 def test_a_program_is_compiled_once_and_its_compiler_has_a_limit(box: Sandbox) -> None:

@@ -73,7 +73,7 @@ class Plan:
     calls: list[Call] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     any_case: bool = False
-    """Whether "Yes" and "no" may be printed in any case: the judge of CodeContests looks at no case at all."""
+    """Whether "Yes" and "no" may be printed in any case: CodeContests and SandboxFusion look at no case at all."""
     language: Language = "python"
     """Of the programs, where the tests say so."""
     checker: str = ""
@@ -94,7 +94,7 @@ _SPLIT = tuple(f"{kind}_{of}" for kind in _KINDS for of in ("tests", "test_cases
 _OF_THE_FUNCTION = ("fn_name", "func_name", "entry_point", "metadata", "starter_code", "extra_info")
 _LANGUAGES: dict[str, Any] = {word: name for name, words in FENCE_WORDS.items() for word in words} | {"java": "java"}
 _OF_THE_TESTS = {*_OF_THE_FUNCTION, "language", "tests", "test_cases", "input_mode", "time_limit", "memory_limit"}
-"""Columns beside which a language is that of the programs; that of a whole row may be its solution's, or English."""
+"""Columns beside which a language is that of the programs; that of any whole row may be a solution's, or English."""
 _NOT_STANDARD = ("input_file", "output_file", "input_mode", "interaction_format")
 """By which CodeContests and Codeforces say that a program reads files or talks with another program."""
 
@@ -172,7 +172,7 @@ class _Reader:
         plan, entry, extra = self.plan, _text(row, "entry_point"), _parsed(row.get("extra_info"))
         # Code-R1 and Skywork have there what LeetCode has in its prompt, also without an entry point.
         given = _text(row, "import_prefix") or (_text(extra, "prefix") if isinstance(extra, Mapping) else "")
-        if row.keys() <= _OF_THE_TESTS:
+        if row.keys() <= _OF_THE_TESTS or row.get("official_tests"):  # the prompts of Codeforces ask for it
             plan.language = _LANGUAGES.get(_text(row, "language").lower(), plan.language)
         prompt = row.get("prompt") or row.get("complete_prompt")
         prompt = prompt if entry and isinstance(prompt, str) and len(prompt) <= _MOST_SOURCE else ""
@@ -227,6 +227,7 @@ class _Reader:
         name = _function_of(item) or _function_of(row)
         kind = str(item.get("testtype") or item.get("type") or ("functional" if name else "stdin"))
         if kind.startswith("stdin"):
+            self.plan.any_case = self.plan.any_case or isinstance(item["output"], Mapping)
             # A list holds the right outputs in xCodeEval, the lines of one elsewhere.
             several = "hidden_unit_tests" in row and isinstance(item["output"], list)
             self.plan.runs.append(_run(item, several=several))

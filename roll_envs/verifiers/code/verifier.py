@@ -41,8 +41,8 @@ _LACKS = re.compile(
     rb"|(?:from|module) '(?:collections|fractions|time)'"
 )
 """How a program ends that takes names for granted, or limits or modules as public judges have them."""
-_MAY_TEST = re.compile(r"assert|\A\s*(\[\s*)?\{")
-"""What a text of tests has in it: an assertion, or how JSON of a mapping or of a list of them begins."""
+_TESTS = re.compile(r"\A\s*((\[\s*)?\{|(\[\s*[\"'])?assert\b)|^def (test_|check\(candidate)|\bunittest\b", re.MULTILINE)
+"""What a text of tests begins with, or has in it; a solution, too, may assert something."""
 _OF_BODY = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
 """What only the body of a function has in it."""
 _YES_NO = re.compile(r"(?i)\b(?:yes|no)\b")
@@ -269,14 +269,14 @@ class CodeVerifier:
 
 
 def _plan(reference: Any, context: Mapping[str, Any] | None) -> Plan:
-    """The tests of the reference, or of its row where there is no reference, or one that may be a solution: a text of
-    its column of answers that asserts nothing. Raises :class:`Unusable`."""
+    """The tests of the reference, or of its row where there is no reference, or one that may be a solution: a text in
+    a column of answers that is none of tests. Raises :class:`Unusable`."""
     row = (context or {}).get("row", context)
     row = row if isinstance(row, Mapping) else {}
     if reference is None and row:
         return read_plan(row)
     answers = [row.get(name) for name in ("solution", "answer", "output", "ground_truth")]
-    if isinstance(reference, str) and any(reference is text for text in answers) and not _MAY_TEST.search(reference):
+    if isinstance(reference, str) and any(reference is text for text in answers) and not _TESTS.search(reference):
         with contextlib.suppress(Unusable):
             return read_plan(row)
     return read_plan(reference, row=row)
