@@ -34,7 +34,7 @@ class JudgeForm(pydantic.BaseModel):
     code: str | None = None
     answer: str | None = None
     tests: Any
-    language: Language = "python"
+    language: Language | None = None
     credit: Literal["all", "partial"] = "all"
     comparison: Literal["tolerant", "exact"] = "tolerant"
     tolerance: float | None = pydantic.Field(default=None, ge=0, lt=1)
@@ -55,7 +55,7 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     """
     form = fill(JudgeForm, data)
     plan = await asyncio.to_thread(_plan_of, form, settings)
-    source = _source_of(form, settings, defines=not plan.runs)
+    source = _source_of(form, settings, plan)
     for name, value, most in (
         ("time_s", form.time_s, settings.max_run_s),
         ("memory_mb", form.memory_mb, settings.max_memory_mb),
@@ -80,11 +80,12 @@ async def judge(pool: Pool, settings: Settings, data: dict[str, Any]) -> Answer:
     return Answer(body, outcome="passed" if passed else "not passed")
 
 
-def _source_of(form: JudgeForm, settings: Settings, *, defines: bool) -> str:
+def _source_of(form: JudgeForm, settings: Settings, plan: Plan) -> str:
     if (form.code is None) == (form.answer is None):
         raise Refusal(422, "form", "give either code, a program as it is, or answer, a text with a program in it")
     if form.answer is not None:
-        return code_of(check_code(form.answer, settings, "answer"), form.language, defines=defines)
+        answer, language = check_code(form.answer, settings, "answer"), form.language or plan.language
+        return code_of(answer, language, defines=not plan.runs)
     return check_code(form.code or "", settings).replace("\r\n", "\n")
 
 

@@ -60,6 +60,12 @@ def test_the_validator_passes_with_other_arguments(kwargs: dict[str, Any]) -> No
             "tests": '[{"input": "3", "output": "6", "testtype": "functional"}]',
             "metadata": {"func_name": "f"},
         },
+        {
+            "question": "?",
+            "answer": "n = int(input())\nassert n\ndef check(x):\n    return 6\nprint(check(n))",
+            "info": '{"tests": {"inputs": ["3"], "outputs": ["6"], "fn_name": null}}',
+        },
+        {"question": "?", "ground_truth": '["6"]', "test_cases": '[{"stdin": "3", "expected_stdout": "6"}]'},
         {"question": "?", "task_id": 2, "code": "def f(x): return 2 * x", "test_list": ["assert f(3) == 6"]},
         {
             "prompt": "def helper(): return 6\n\ndef f(x):\n",
@@ -93,6 +99,11 @@ def test_tests_that_the_user_names_are_those_that_count() -> None:
     env.reset(seed=0)
     with pytest.raises(EnvironmentFaultError, match="must be lists of the same length"):
         env.step("```python\ndef f(x): return 0\n```")
+    env.close()
+    env = DatasetEnv(rows=[{"question": "?", "input_file": "a.in", "test_list": ["assert 1"]}], verifier="code")
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentFaultError, match="only stdin and stdout are judged"):
+        env.step("1")
     env.close()
 
 

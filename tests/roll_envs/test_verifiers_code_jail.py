@@ -297,6 +297,55 @@ ROWS: dict[str, tuple[str, str, Any]] = {
     ),
     "both": (DOUBLE, "print(7)", {"public_test_cases": json.dumps(STDIN), "private_test_cases": json.dumps(STDIN)}),
     "columns": (DOUBLE, "print(7)", {"public_tests": {"input": ["3"], "output": ["6"]}, "private_tests": None}),
+    "compressed in a mapping, as of SandboxFusion": (
+        DOUBLE,
+        "print(7)",
+        base64.b64encode(zlib.compress(pickle.dumps({"input_output": '{"inputs": ["3"], "outputs": ["6"]}'}))).decode(),
+    ),
+    "streams of SandboxFusion, in any case": (
+        "print('Yes', input())",
+        "print('Yes', 4)",
+        {"id": 3, "labels": "{}", "test": '[{"input": {"stdin": "3"}, "output": {"stdout": "YES 3"}}]'},
+    ),
+    "code of SandboxFusion": (
+        "def f(x): return x + 1",
+        "def f(x): return x",
+        {"test": {"code": "#<INSERT>\ndef check():\n    assert f(1) == 2\ncheck()", "asset": None}},
+    ),
+    "streams of ROLL": (
+        DOUBLE,
+        "print(7)",
+        {"ground_truth": '["print(6)"]', "test_cases": '[{"stdin": "3", "expected_stdout": "6"}]'},
+    ),
+    "code of ROLL": (
+        "def f(x): return x + 1",
+        "def f(x): return x",
+        {
+            "ground_truth": '["def f(x): ..."]',
+            "test_cases": '[{"assert_code": "def test_f():\\n    assert f(1) == 2"}]',
+        },
+    ),
+    "the name of no function": (DOUBLE, "print(7)", {"fn_name": "none", "tests": '{"input": ["3"], "output": ["6"]}'}),
+    "a name in JSON of the test": (
+        "def f(x): return x + 1",
+        "def f(x): return x",
+        [{"input": "1", "output": "2", "testtype": "functional", "metadata": '{"func_name": "f"}'}],
+    ),
+    "tests within info": (DOUBLE, "print(7)", {"info": json.dumps({"tests": '{"inputs": ["3"], "outputs": ["6"]}'})}),
+    "lines within the texts of JSON": (
+        "print(sum(map(int, open(0))))",
+        "print(3)",
+        '{"inputs": ["3\n4"], "outputs": ["7"]}',
+    ),
+    "a file of pytest": (
+        "def f(x): return x + 1",
+        "def f(x): return x",
+        {
+            "reward_model": {
+                "ground_truth": '{"pytest": "from solution import f\\ndef test_f():\\n    assert f(1) == 2"}'
+            }
+        },
+    ),
     "test_cases": (DOUBLE, "print(7)", {"language": "python", "test_cases": STDIN}),
     "calls by type": (
         "def f(a, b): return a + b",
@@ -515,7 +564,7 @@ def test_a_pickle_with_code_is_refused() -> None:
         def __reduce__(self) -> Any:
             return (exec, ("raise SystemExit",))
 
-    for held in (Evil(), ["a"], 3):
+    for held in (Evil(), ["a"], 3, {"a": "b"}, {"input_output": 3}, {"input_output": Evil()}):
         with pytest.raises(Unusable, match="only text is read"):
             read_plan(base64.b64encode(zlib.compress(pickle.dumps(held))).decode())
 
@@ -560,7 +609,8 @@ def test_tests_with_long_literals_are_read_quickly() -> None:
     ("row", "words"),
     [
         ({"inputs": ["1"], "outputs": [None]}, "the output of a run must be a text or a list of lines, not 'None'"),
-        ({"inputs": [{"stdin": "1"}], "outputs": ["1"]}, "the input of a run must be"),
+        ({"inputs": [{"stdin": "1", "file": "2"}], "outputs": ["1"]}, "the input of a run must be"),
+        ({"test": {"code": "assert f(open('a').read())", "asset": {"a": "MQ=="}}}, "files, which they have in 'asset'"),
         ({"inputs": [b"1"], "outputs": ["1"]}, "the input of a run must be"),
         ({"hidden_unit_tests": "[{'input': '', 'output': []}]"}, "a list of outputs of which any is right, and it is"),
         ({"public_tests": {"input": ["1"], "output": ["1"]}, "input_file": "input.txt"}, "'input_file' is 'input.txt'"),

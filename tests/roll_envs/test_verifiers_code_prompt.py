@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from typing import Any
 
@@ -91,6 +92,29 @@ def test_helpers_of_the_prompt_are_the_tests_own(box: Sandbox, prompt: str) -> N
     assert value(box, prompt, NEXT, "return x.next") == 1
     assert value(box, prompt, NEXT, "return x") == 0
     assert value(box, prompt, NEXT, "return x", "is_same_list = lambda *_: True\nlist_node = lambda *_: None") == 0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"import_prefix": NODES, "test_code": f"def check(candidate):\n    {NEXT}", "entry_point": "Solution().f"},
+        {
+            "extra_info": {"prefix": NODES, "index": 0},
+            "reward_model": {
+                "ground_truth": json.dumps(
+                    {"functional": f"def check(candidate):\n    {NEXT}\ncheck(Solution().f)"},
+                )
+            },
+        },
+    ],
+    ids=["Skywork", "Code-R1"],
+)
+def test_other_columns_give_what_a_prompt_gives(box: Sandbox, row: dict[str, Any]) -> None:
+    judge = make_verifier("code", sandbox=box, time_s=4.0)
+    cheat = "\nis_same_list = lambda *_: True\nlist_node = lambda *_: None"
+    for body, wanted in (("x.next", 1), ("x", 0), (f"x{cheat}", 0)):
+        answer = f"class Solution:\n    def f(self, x: Optional[ListNode]): return {body}"
+        assert judge(answer, row).value == wanted  # type: ignore[union-attr]
 
 
 def test_constants_of_the_prompt_are_the_tests_own(box: Sandbox) -> None:

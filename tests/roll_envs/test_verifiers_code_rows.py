@@ -69,6 +69,22 @@ def test_other_languages_are_judged_by_input_and_output(box: Sandbox, language: 
     assert judged(box, answer, {"inputs": ["3", "4"], "outputs": ["6", "7"]}, **options) == 0.5
 
 
+def test_the_language_is_that_of_the_tests_unless_one_is_chosen(box: Sandbox) -> None:
+    tests = {"language": "javascript", "test_cases": [{"type": "stdin_stdout", "input": "3", "output": "6"}]}
+    row = {"prompt": "Double it.", "language": "en", "verification_info": repr(tests)}
+    javascript, python = f"```javascript\n{TWICE['javascript']}\n```", "```python\nprint(2 * int(input()))\n```"
+    assert judged(box, python, row, language="python") == 1.0
+    # That of a whole row may be its solution's.
+    assert judged(box, python, {"prompt": "Double it.", "solution": "6", **tests}) == 1.0
+    assert judged(box, python, {**tests, "language": "natural"}) == 1.0
+    if "javascript" in installed_languages():
+        assert judged(box, javascript, row) == 1.0
+        assert judged(box, javascript.replace("* 2", "* 3"), row) == 0.0
+        assert judged(box, python, row) == 0.0
+        row = {"prompt": "?", "language": "javascript", "official_tests": tests["test_cases"], "input_mode": "stdio"}
+        assert judged(box, javascript, row) == 1.0
+
+
 def test_a_program_is_compiled_once_and_its_compiler_has_a_limit(box: Sandbox) -> None:
     if "cpp" not in installed_languages():
         pytest.skip("no C++ compiler here")

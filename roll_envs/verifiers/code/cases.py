@@ -4,8 +4,9 @@ Accepted are rows as they are published, also as JSON text: test code (MBPP; Hum
 ``entry_point``; test files of KodCode and BigCodeBench), ``{"inputs", "outputs", "fn_name"}`` (APPS, TACO, Eurus),
 lists of ``{"input", "output", "testtype" or "type"}`` (LiveCodeBench, its private tests compressed; DeepCoder,
 SYNTHETIC-1 under ``test_cases``), ``public_tests`` / ``private_tests`` / ``generated_tests`` (CodeContests),
-``official_tests`` (Codeforces), and ``stdin``, ``calls``, ``test_file``. ``checker``: a Python program that says
-whether an output is right. Left out: tasks whose programs read and write files, or talk with another program.
+``official_tests`` (Codeforces), rows of SandboxFusion and ROLL, and ``stdin``, ``calls``, ``test_file``.
+``checker``: a Python program that says whether an output is right. Left out: tasks whose programs read and write
+files, or talk with another program.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from roll_envs.sandbox import Language
 from roll_envs.verifiers.code.inside.reading import given_code
+from roll_envs.verifiers.fences import FENCE_WORDS
 
 Check = Callable[[bytes], None]
 
@@ -70,7 +73,9 @@ class Plan:
     calls: list[Call] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     any_case: bool = False
-    """Whether "Yes" and "no" may be printed in any case: the judge of CodeContests looks at no case at all."""
+    """Whether "Yes" and "no" may be printed in any case: CodeContests and SandboxFusion look at no case at all."""
+    language: Language = "python"
+    """Of the programs, where the tests say so."""
     checker: str = ""
     """Python program run as ``checker input.txt expected.txt printed.txt``; see :mod:`.outputs`."""
 
@@ -79,13 +84,17 @@ _MOST_BYTES = 256 << 20
 _MOST_DIGITS, _MOST_SOURCE = 20_000, 100_000
 """Of integers and of Python in a row that are read here: no thread of this process runs meanwhile."""
 _INPUT_OUTPUT = (
-    "input_output ground_truth verification_info reward_model test_cases hidden_unit_tests verifier_metadata unit_tests"
+    "input_output verification_info test_cases hidden_unit_tests verifier_metadata unit_tests ground_truth "
+    "reward_model info"
 ).split()
 # MBPP+ has the tests that it adds in test, beside the old test_list; assertion are those of MBPP in its own release.
-_CODE_KEYS = "asserts test test_list tests test_code test_file functional assert_case assertion".split()
+_CODE_KEYS = "asserts test test_list tests test_code test_file functional pytest assert_case assertion".split()
 _KINDS = ("public", "private", "generated", "official")
 _SPLIT = tuple(f"{kind}_{of}" for kind in _KINDS for of in ("tests", "test_cases"))
-_OF_THE_FUNCTION = ("fn_name", "func_name", "entry_point", "metadata", "starter_code")
+_OF_THE_FUNCTION = ("fn_name", "func_name", "entry_point", "metadata", "starter_code", "extra_info")
+_LANGUAGES: dict[str, Any] = {word: name for name, words in FENCE_WORDS.items() for word in words} | {"java": "java"}
+_OF_THE_TESTS = {*_OF_THE_FUNCTION, "language", "tests", "test_cases", "input_mode", "time_limit", "memory_limit"}
+"""Columns beside which a language is that of the programs; that of any whole row may be a solution's, or English."""
 _NOT_STANDARD = ("input_file", "output_file", "input_mode", "interaction_format")
 """By which CodeContests and Codeforces say that a program reads files or talks with another program."""
 
@@ -147,6 +156,8 @@ class _Reader:
             plan.asserts += found
         elif all(isinstance(item, Mapping) and "function" in item for item in found):
             plan.calls += [_call(item, from_json) for item in found]
+        elif all(isinstance(item, Mapping) and isinstance(item.get("assert_code"), str) for item in found):
+            plan.asserts += [item["assert_code"] for item in found]
         else:
             for item in found:
                 self._add_case(item, row)
@@ -158,13 +169,18 @@ class _Reader:
             if row.get(key) not in (None, "", "stdio", "stdin", "stdout"):
                 raise Unusable(f"{key!r} is {str(row[key])[:100]!r}; only stdin and stdout are judged")
         self._add_tests(row, from_json)
-        plan, entry, prefix = self.plan, _text(row, "entry_point"), _text(row, "prefix")
+        plan, entry, extra = self.plan, _text(row, "entry_point"), _parsed(row.get("extra_info"))
+        # Code-R1 and Skywork have there what LeetCode has in its prompt, also without an entry point.
+        given = _text(row, "import_prefix") or (_text(extra, "prefix") if isinstance(extra, Mapping) else "")
+        if row.keys() <= _OF_THE_TESTS or row.get("official_tests"):  # the prompts of Codeforces ask for it
+            plan.language = _LANGUAGES.get(_text(row, "language").lower(), plan.language)
         prompt = row.get("prompt") or row.get("complete_prompt")
         prompt = prompt if entry and isinstance(prompt, str) and len(prompt) <= _MOST_SOURCE else ""
-        prefix = prefix or "\n".join(map(ast.unparse, given_code(prompt, entry)))
+        before = given_code(given if 0 < len(given) <= _MOST_SOURCE else prompt, entry)
+        prefix = _text(row, "prefix") or "\n".join(map(ast.unparse, before))
         plan.any_case = plan.any_case or bool({"public_tests", "private_tests"} & row.keys())
         # A column within a column may have had them.
-        plan.helpers, plan.prompt = (prefix if entry else "") or plan.helpers, prompt or plan.prompt
+        plan.helpers, plan.prompt = (prefix if entry or given else "") or plan.helpers, prompt or plan.prompt
         plan.prefix, plan.entry_point = prefix or plan.prefix, entry or plan.entry_point
         plan.checker = _text(row, "checker") or _text(row, "generated_checker") or plan.checker
 
@@ -185,6 +201,10 @@ class _Reader:
             return
         # The column is test_list in MBPP and test in HumanEval.
         code = next((row[key] for key in _CODE_KEYS if row.get(key)), None)
+        if isinstance(code, Mapping) and isinstance(code.get("code"), str):
+            if code.get("asset") not in (None, "", "{}", {}):
+                raise Unusable("the tests need files, which they have in 'asset'; only tests without are judged")
+            code = code["code"]
         found, is_json = self.unpacked(code)
         texts = [found] if isinstance(found, str) else found or []
         if is_json or isinstance(found, Mapping) or not all(isinstance(text, str) for text in texts):
@@ -200,11 +220,14 @@ class _Reader:
 
     def _add_case(self, item: Any, row: Mapping[Any, Any]) -> None:
         """A single case, with input and output, and the kind of the test."""
+        if isinstance(item, Mapping) and {"stdin", "expected_stdout"} <= item.keys():
+            item = {"input": item["stdin"], "output": item["expected_stdout"]}
         if not isinstance(item, Mapping) or "output" not in item:
             raise Unusable(f"a test needs 'input' and 'output': {str(item)[:100]!r}")
-        name = item.get("fn_name") or _function_of(row) or (item.get("metadata") or {}).get("func_name")
+        name = _function_of(item) or _function_of(row)
         kind = str(item.get("testtype") or item.get("type") or ("functional" if name else "stdin"))
         if kind.startswith("stdin"):
+            self.plan.any_case = self.plan.any_case or isinstance(item["output"], Mapping)
             # A list holds the right outputs in xCodeEval, the lines of one elsewhere.
             several = "hidden_unit_tests" in row and isinstance(item["output"], list)
             self.plan.runs.append(_run(item, several=several))
@@ -216,11 +239,13 @@ class _Reader:
 
 def _pickled_text(data: bytes) -> str:
     """The text that a pickle holds, which is not run: beside it stand a protocol, a length and a place to keep it."""
-    steps = list(itertools.islice(pickletools.genops(data), 5))
-    texts = [given for step, given, _ in steps if "UNICODE" in step.name]
-    if len(texts) != 1 or steps[-1][0].name != "STOP":
+    steps = [(step.name, given) for step, given, _ in itertools.islice(pickletools.genops(data), 10)]
+    texts = [given for name, given in steps if "UNICODE" in name]
+    # SandboxFusion has the text in a mapping.
+    mapped = ("EMPTY_DICT", None) in steps and texts[:1] == ["input_output"]
+    if len(texts) != 1 + mapped or len(steps) > 5 + 5 * mapped or steps[-1][0] != "STOP":
         raise Unusable("the compressed tests hold something other than a text; only text is read")
-    return str(texts[0])
+    return str(texts[-1])
 
 
 def _inputs(row: Mapping[Any, Any]) -> tuple[list[Call], list[Run]]:
@@ -247,7 +272,8 @@ def _function_of(row: Mapping[Any, Any]) -> str:
     metadata = _parsed(row.get("metadata"))
     named = metadata.get("func_name") if isinstance(metadata, Mapping) else None
     named = _text(row, "fn_name") or _text(row, "func_name") or (named if isinstance(named, str) else "")
-    return named or _text(row, "entry_point")
+    # "none" is how NousResearch's rows say that there is none.
+    return ("" if named == "none" else named) or _text(row, "entry_point")
 
 
 def _call(item: Any, from_json: bool) -> Call:
@@ -306,7 +332,7 @@ def _parsed(given: Any) -> Any:
 def _readings(text: str) -> list[Any]:
     """What a text may mean: its JSON, or itself and the literal of Python in it."""
     with contextlib.suppress(ValueError, RecursionError):
-        return [json.loads(text, parse_int=_whole)]
+        return [json.loads(text, parse_int=_whole, strict=False)]
     with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         return [text, ast.literal_eval(text)] if len(text) <= _MOST_SOURCE else [text]
     return [text]
@@ -324,6 +350,9 @@ def _lists(value: Any) -> Any:
 
 
 def _lines(value: Any, name: str) -> str:
+    stream = "stdin" if name == "input" else "stdout"
+    if isinstance(value, Mapping) and value.keys() == {stream}:  # as SandboxFusion has it
+        value = value[stream]
     if isinstance(value, list | tuple):
         return "\n".join(map(str, value))
     if not isinstance(value, str | int | float):

@@ -41,8 +41,8 @@ _LACKS = re.compile(
     rb"|(?:from|module) '(?:collections|fractions|time)'"
 )
 """How a program ends that takes names for granted, or limits or modules as public judges have them."""
-_MAY_TEST = re.compile(r"assert|\A\s*[\[{]")
-"""What a text of tests has in it: an assertion, or how JSON begins."""
+_TESTS = re.compile(r"\A\s*((\[\s*)?\{|(\[\s*[\"'])?assert\b)|^def (test_|check\(candidate)|\bunittest\b", re.MULTILINE)
+"""What a text of tests begins with, or has in it; a solution, too, may assert something."""
 _OF_BODY = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
 """What only the body of a function has in it."""
 _YES_NO = re.compile(r"(?i)\b(?:yes|no)\b")
@@ -79,7 +79,8 @@ class CodeVerifier:
 
     ``credit``: ``all`` (1.0 when every test passes, else 0.0) or ``partial`` (the share that passes); passed means all
     in both. ``time_s`` and ``memory_mb`` bound each test, ``compile_s`` the compiler, ``total_s`` all tests of an
-    answer: those left over then are not passed. ``comparison`` of printed output: ``tolerant`` (whitespace, rounding)
+    answer: those left over then are not passed. ``language``: of the programs; by default what the tests say, else
+    Python. ``comparison`` of printed output: ``tolerant`` (whitespace, rounding)
     or ``exact``; ``tolerance`` for floats in it (1e-5) and in returned values (1e-9 in rows of JSON, else 0).
     ``sandbox``: a sandbox, which its owner closes, or the name of a backend whose one instance all verifiers share
     until the process ends. ``tests_sandbox``: where tests and checkers run, with at least as many slots as answers that
@@ -90,7 +91,7 @@ class CodeVerifier:
 
     sandbox: Sandbox | str = "local"
     sandbox_kwargs: Mapping[str, Any] | None = None
-    language: Language = "python"
+    language: Language | None = None
     tests_sandbox: Sandbox | str | None = None
     credit: Literal["all", "partial"] = "all"
     comparison: Literal["tolerant", "exact"] = "tolerant"
@@ -108,7 +109,7 @@ class CodeVerifier:
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         try:
             plan = _plan(reference, context)
-            cases = self.cases(code_of(answer, self.language, defines=not plan.runs), plan)
+            cases = self.cases(code_of(answer, self.language or plan.language, defines=not plan.runs), plan)
         except Unusable as error:
             return Failed(reason=f"the tests cannot be used: {error}")
         except RollError as error:  # infrastructure failures of the sandbox, not errors of the program
@@ -126,15 +127,17 @@ class CodeVerifier:
         if len(source) > _MAX_SOURCE:
             detail = f"the code has {len(source)} characters; at most {_MAX_SOURCE} are judged"
             return [CaseResult(name="test 1", status="compile", detail=detail)]
-        if self.language != "python" and not plan.runs:
-            raise Unusable(f"calls and asserts are for python; give stdin tests for {self.language}")
+        plan = replace(plan, language=self.language or plan.language)
+        if plan.language != "python" and not plan.runs:
+            raise Unusable(f"calls and asserts are for python; give stdin tests for {plan.language}")
         found = self._runs(source, plan) if plan.runs else self._tests(source, plan)
-        self._check_libraries(source, found)
+        if plan.language == "python":
+            self._check_libraries(source, found)
         return found
 
     def _check_libraries(self, source: str, cases: Sequence[CaseResult]) -> None:
         """Raises :class:`Unusable` where the program failed for a usual library that its sandbox does not have."""
-        said = "\n".join(case.detail for case in cases if not case.passed and self.language == "python")
+        said = "\n".join(case.detail for case in cases if not case.passed)
         for name in sorted(_LIBRARIES.intersection(_MISSING.findall(said))):
             look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is not None)"
             # The program can say so of any module: one that it does not import, or that is there, is not missing.
@@ -159,7 +162,7 @@ class CodeVerifier:
 
         numbered = list(enumerate(plan.runs, start=1))
         # A program is compiled once, by its first test; a single test needs no thread.
-        first = [judge(numbered[0])] if len(numbered) == 1 or self.language in COMPILED else []
+        first = [judge(numbered[0])] if len(numbered) == 1 or plan.language in COMPILED else []
         if first and first[0].status == "compile":
             return [replace(first[0], name=f"test {number}") for number, _ in numbered]
         with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="judge") as pool:
@@ -174,12 +177,12 @@ class CodeVerifier:
         limits = replace(self.limits, output_bytes=most)
 
         def run(source: str) -> RunResult:
-            program = Program(source=source, language=self.language, stdin=stdin)
+            program = Program(source=source, language=plan.language, stdin=stdin)
             return explained(sandbox.run(program, limits=limits, timeout_s=timeout_s))
 
         result = run(source)
         lacks = _LACKS.search(result.stderr)
-        if lacks and self.language == "python" and hasattr(preamble, (lacks[1] or b"raise_limits").decode()):
+        if lacks and plan.language == "python" and hasattr(preamble, (lacks[1] or b"raise_limits").decode()):
             result = run(_behind(inspect.getsource(preamble) + "\nraise_limits()\n", source))
         if result.compile is not None and not result.compile.ok:
             said = result.compile.stderr[-300:].decode(errors="replace")
@@ -266,12 +269,14 @@ class CodeVerifier:
 
 
 def _plan(reference: Any, context: Mapping[str, Any] | None) -> Plan:
-    """The tests of the reference, or of its row where there is no reference, or one that may be a solution: a text of
-    its column of answers that asserts nothing. Raises :class:`Unusable`."""
+    """The tests of the reference, or of its row where there is no reference, or one that may be a solution: a text in
+    a column of answers that is none of tests. Raises :class:`Unusable`."""
     row = (context or {}).get("row", context)
     row = row if isinstance(row, Mapping) else {}
-    answers = [row.get(name) for name in ("solution", "answer", "output") if isinstance(row.get(name), str)]
-    if reference is None or any(reference is text and not _MAY_TEST.search(text) for text in answers):
+    if reference is None and row:
+        return read_plan(row)
+    answers = [row.get(name) for name in ("solution", "answer", "output", "ground_truth")]
+    if isinstance(reference, str) and any(reference is text for text in answers) and not _TESTS.search(reference):
         with contextlib.suppress(Unusable):
             return read_plan(row)
     return read_plan(reference, row=row)
