@@ -2,9 +2,10 @@
 
 Started by path (``python -I worker_main.py``), so that nothing but the standard library is imported before the limits
 are known. Standard input is a :class:`multiprocessing.connection.Connection` to the parent: ``0`` and then a file
-descriptor ask for a worker that is connected to it, a process number for the death of that worker. Tasks and replies
-are JSON. The parent has a worker killed whose task takes too long; should parent and template be gone, an
-alarm in processor time ends it, and an idle one ends when its connection closes.
+descriptor ask for a worker that is connected to it, a process number for the death of that worker; its number, or the
+signal that has ended it, is the reply. Tasks and replies
+are JSON. An alarm in processor time ends a worker whose task takes too long, also where parent and template are gone;
+an idle one ends when its connection closes.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from types import ModuleType
 from typing import Any
-
-_ORPHAN_GRACE_S = 1.0
-"""How much processor time beyond the parent's deadline an orphaned worker uses until its alarm kills it."""
 
 _REFUSED = (
     "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg", "os.remove",
@@ -64,20 +62,19 @@ def main(settings_text: str) -> None:
     try:
         while True:
             number = int(control.recv_bytes())
-            if not number:
-                made = _fork(control, recv_handle(control), module.TASKS, settings, workers)
-                control.send_bytes(str(made).encode())
-            elif number in workers:
+            if number:
                 workers.discard(number)
-                _kill(number)
+                done = _end(number)
+            else:
+                done = _fork(control, recv_handle(control), module.TASKS, settings)
+                workers.update(filter(None, [done]))
+            control.send_bytes(str(done).encode())
     finally:
         for worker in workers:
-            _kill(worker)
+            _end(worker)
 
 
-def _fork(
-    control: Connection, descriptor: int, tasks: dict[str, Callable[..., Any]], settings: Any, workers: set[int]
-) -> int:
+def _fork(control: Connection, descriptor: int, tasks: dict[str, Callable[..., Any]], settings: Any) -> int:
     """The process number of a new worker; 0 where the system allows no more."""
     try:
         worker = os.fork()
@@ -90,15 +87,14 @@ def _fork(
                 _serve(descriptor, tasks, int(settings["memory_mb"]))
             finally:
                 os._exit(1)
-        workers.add(worker)
     os.close(descriptor)
     return worker
 
 
-def _kill(worker: int) -> None:
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        os.kill(worker, signal.SIGKILL)
-        os.waitpid(worker, 0)
+def _end(worker: int) -> int:
+    """Kill a worker; the signal that has ended it, which may be an earlier one."""
+    os.kill(worker, signal.SIGKILL)
+    return -os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
 
 
 def _serve(descriptor: int, tasks: dict[str, Callable[..., Any]], memory_mb: int) -> None:
@@ -107,7 +103,8 @@ def _serve(descriptor: int, tasks: dict[str, Callable[..., Any]], memory_mb: int
     _confine(memory_mb)
     while True:
         request = json.loads(connection.recv_bytes())
-        signal.setitimer(signal.ITIMER_PROF, request["deadline_s"] + _ORPHAN_GRACE_S)
+        os.nice(request["nice"])
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
         reply = _answer(tasks[request["task"]], request["arguments"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         connection.send_bytes(json.dumps(reply).encode())

@@ -6,7 +6,8 @@ every thread and signal handler. So such work is done in processes with resource
 They are forked by a template process that has the imports done already (no secrets in its environment, no inherited
 files), so that a new one takes milliseconds.
 
-Limits count the processor time of the grading process, so that an outcome does not depend on the load of the machine.
+Limits count the processor time of the grading process, so that an outcome does not depend on the load of the machine:
+an alarm of the system ends the process, whatever it computes.
 A task has a short first pass, half of it at first where others wait. What does not finish in it is done again in a slow
 lane with processes of its own, which leave the processor to others, and a bounded queue.
 Whose turn it is depends on the task's *shape*, a text that tasks of one kind share: shapes that were quick go first,
@@ -19,6 +20,7 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -101,31 +103,19 @@ TEXT_TASKS = PoolSettings(module="roll_envs.verifiers.text_tasks", memory_mb=512
 
 
 class _Worker:
-    """One process, and the parent's end of its connection."""
+    """One process, the parent's end of its connection, and what has forked it."""
 
-    def __init__(self, pid: int, connection: Connection) -> None:
-        self.pid, self.connection, self.used = pid, connection, 0
+    def __init__(self, template: _Template, connection: Connection) -> None:
+        self.template, self.connection, self.pid, self.used = template, connection, 0, 0
 
-    def send(self, task: str, arguments: list[Any], deadline_s: float) -> None:
-        """Give it a task. Raises OSError where it has ended."""
+    def ask(self, request: dict[str, Any], wait_s: float) -> dict[str, Any] | None:
+        """Give it a task, and wait for the reply; ``None`` after ``wait_s``. Raises OSError or EOFError at its end."""
         self.used += 1
-        body = json.dumps({"task": task, "arguments": arguments, "deadline_s": deadline_s})
-        self.connection.send_bytes(body.encode())
-
-    def receive(self, wait_s: float) -> dict[str, Any] | None:
-        """The reply; ``None`` after ``wait_s``, when it may be called again. Raises OSError or EOFError at its end."""
+        self.connection.send_bytes(json.dumps(request).encode())
         if not self.connection.poll(wait_s):
             return None
         reply: dict[str, Any] = json.loads(self.connection.recv_bytes())
         return reply
-
-    def cpu_s(self) -> float:
-        """Processor time used so far, until it is collected after its death; the clock where there is no ``/proc``."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError, IndexError):
-            return 0.0 if Path("/proc/self/stat").exists() else time.monotonic()
 
 
 class _Template:
@@ -173,27 +163,39 @@ class _Template:
         # On our end a process that is stopped holds nobody up for ever, nor does a message half sent.
         for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             end.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", _STUCK_S, 0))
-        worker = _Worker(0, Connection(end.detach()))  # which closes with its last reference
+        worker = _Worker(self, Connection(end.detach()))  # which closes with its last reference
         try:
-            with theirs, self._lock:
-                self.control.send_bytes(b"0")
-                send_handle(self.control, theirs.fileno(), None)
-                worker.pid = int(self.control.recv_bytes()) if self.control.poll(self._timeout_s) else 0
+            with theirs:
+                worker.pid = self._have_done(0, theirs.fileno())
         except EOFError:
             raise RollError("the process that makes grading workers has ended") from None
         if not worker.pid:
             raise RollError("no grading worker could be made: the system refuses more processes")
         return worker
 
-    def kill(self, worker: _Worker) -> None:
-        """Have a worker killed; it is the template's child, so that its number is not used again before."""
-        with contextlib.suppress(OSError), self._lock:
-            self.control.send_bytes(str(worker.pid).encode())
+    def kill(self, worker: _Worker) -> int:
+        """Have a worker killed; it is the template's child, so that its number is not used again before. Returns the
+        signal that has ended it, and 0 where nobody knows."""
         worker.connection.close()
+        try:
+            return self._have_done(worker.pid)
+        except (OSError, EOFError):
+            return 0
+
+    def _have_done(self, number: int, descriptor: int | None = None) -> int:
+        """What the process answers; one that does not answer in time is ended. Raises OSError or EOFError."""
+        with self._lock:
+            self.control.send_bytes(str(number).encode())
+            if descriptor is not None:
+                send_handle(self.control, descriptor, None)
+            if not self.control.poll(self._timeout_s):
+                self.process.kill()
+            return int(self.control.recv_bytes())
 
     def end(self) -> None:
         """Kill it and, with the connection, all its workers; any number of times."""
-        self.control.close()
+        with self._lock:  # whoever waits for an answer has it soon
+            self.control.close()
         try:
             self.process.wait(timeout=5)  # it kills its workers when the connection ends
         except subprocess.TimeoutExpired:
@@ -307,39 +309,31 @@ class WorkerPool:
 
     def _work(self, task: str, arguments: list[Any], pass_s: float, deadline_s: float, *, slow: bool) -> Outcome:
         """Do a task within ``pass_s`` of processor time; ``unavailable`` where the machine does not give it that."""
-        until = time.monotonic() + _PATIENCE * deadline_s
+        wait_s = _PATIENCE * deadline_s
+        request = {"task": task, "arguments": arguments, "cpu_s": pass_s, "nice": _SLOW_NICE if slow else 0}
+        reply, late, ended = None, False, 0
         try:
             worker = self._take()
         except (RollError, OSError) as error:
             return Outcome(status="unavailable", detail=str(error))
-        reply: dict[str, Any] | None = None
-        died = False
-        before, used = worker.cpu_s(), 0.0
-        if slow:
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, worker.pid, os.nice(0) + _SLOW_NICE)
         try:
-            worker.send(task, arguments, deadline_s)
-            while reply is None and used < pass_s and time.monotonic() < until and not self._closed:
-                reply = worker.receive(max(0.01, pass_s - used))
-                used = worker.cpu_s() - before
+            reply = worker.ask(request, wait_s)
+            late = reply is None
         except (OSError, EOFError):
-            died = True
-            used = worker.cpu_s() - before
+            pass  # it has ended
         finally:
             # One that has not replied (also after Ctrl-C) must not answer the next task; a nice one stays nice.
-            self._give_back(worker, usable=reply is not None and not slow)
+            ended = self._give_back(worker, usable=reply is not None and not slow)
         if reply is not None:
             return Outcome(**reply)
         if self._closed:
             return Outcome(status="unavailable", detail="this pool of grading workers is closed")
-        # One that used up its time may have been ended by its own alarm.
-        if used >= pass_s:
+        if late:
+            said = f"a grading worker has not used {pass_s:g} s of processor time in {wait_s:.0f} s"
+            return Outcome(status="unavailable", detail=f"the machine is too busy: {said}")
+        if ended == signal.SIGPROF:
             return Outcome(status="deadline", detail=f"not graded within {deadline_s:g} s of processor time")
-        if died:
-            return Outcome(status="died", detail="the grading process died")
-        said = f"used {used:.1f} s of processor time in {_PATIENCE * deadline_s:.0f} s"
-        return Outcome(status="unavailable", detail=f"the machine is too busy: a grading worker {said}")
+        return Outcome(status="died", detail="the grading process died")
 
     def _take(self) -> _Worker:
         """An idle worker or a new one. Raises :class:`RollError` or OSError where there is none to be had."""
@@ -364,14 +358,13 @@ class WorkerPool:
             template.end()
             raise
 
-    def _give_back(self, worker: _Worker, *, usable: bool) -> None:
+    def _give_back(self, worker: _Worker, *, usable: bool) -> int:
+        """Keep a worker for the next task, or end it; the signal that has ended it, where that is known."""
         with self._lock:
             if usable and worker.used < self.settings.uses and not self._closed:
                 self._idle.append(worker)
-                return
-            template = self._template
-        if template is not None:
-            template.kill(worker)
+                return 0
+        return worker.template.kill(worker)
 
     def close(self) -> None:
         """Kill every process, those at work too; any number of times. Later tasks are ``unavailable``."""

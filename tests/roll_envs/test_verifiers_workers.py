@@ -168,17 +168,6 @@ def test_a_task_that_a_busy_machine_slows_is_done(
         assert asked.result().status == "ok"
 
 
-@needs_proc
-def test_an_alarm_that_is_quicker_than_the_parent_is_the_deadline(
-    make_pool: Callable[..., WorkerPool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = make_pool()
-    value(pool, "pid")
-    receive = workers._Worker.receive
-    monkeypatch.setattr(workers._Worker, "receive", lambda self, wait_s: receive(self, wait_s + 60))
-    assert pool.call("spin", [30], deadline_s=0.1).status == "deadline"
-
-
 def test_a_task_that_kills_two_workers_did_it(make_pool: Callable[..., WorkerPool]) -> None:
     pool = make_pool()
     assert pool.call("die", [], deadline_s=5).status == "died"
