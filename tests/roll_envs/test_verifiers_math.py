@@ -402,6 +402,7 @@ def test_equal_answers_at_the_same_time_are_graded_once() -> None:
         ("1^{10^9}", False),
         ("(-1)^{10^{10}}", False),
         ("100!", False),
+        ("①!", False),
         ("\\binom{10^{9}}{2}", False),
         ("\\sum_{n=1}^{10^{12}} n", False),
         ("6.02\\times10^{23}", False),

@@ -18,6 +18,9 @@ _DIGITS = re.compile(r"\d+")
 _GROWS = re.compile(r"\^|!|\\[dt]?binom|\\Gamma")
 _COSTLY = re.compile(r"\\(?:sum|prod|int|lim|zeta)|\d{13}|\\sqrt\s*\[")
 _COSTLY_DIGITS = 1e3
+_JOINTS = ("+", "-", "±", ",", ";", "=")
+_BOUNDED = (r"\sum", r"\prod", r"\int", r"\lim")
+"""They have bounds where others have powers."""
 _CLOSING = {"{": "}", "(": ")", "[": "]", "⦃": "⦄"}
 
 
@@ -59,39 +62,30 @@ class _Sizes:
 
     def group(self, closing: str) -> float:
         """The size of what stands before ``closing``, which is read as well."""
-        total = term = last = 0.0
-        factors, terms, bound = 0, 1, False
-        while self.tokens:
-            token = self.tokens.pop()
-            if token == closing:
-                break
-            if token in ("+", "-", "±", ",", ";", "="):
-                # A leading sign begins the first term.
-                terms += factors > 0
-                total, term, last, factors = max(total, term), 0.0, 0.0, 0
-                continue
-            factors, before = factors + 1, last
-            if token == "_" or (token == "^" and bound):
+        largest, terms, factors, bound = 0.0, 1, [0.0], False
+        while self.tokens and (token := self.tokens.pop()) != closing:
+            if token in _JOINTS:
+                terms += len(factors) > 1  # a leading sign begins the first term
+                largest, factors = max(largest, sum(factors)), [0.0]
+            elif token == "_" or (token == "^" and bound):
                 self.argument()
-                continue
-            if token == "^":
-                last = self.grown(before * _value(self.argument()))
-                term -= before
-            elif token in ("!", "!!"):
-                last = self.grown(_value(before) * max(before - 0.43, 0.0))
-                term -= before
-            elif token in (r"\binom", r"\dbinom", r"\tbinom"):
-                above, below = self.argument(), self.argument()
-                last = self.grown(min(_value(above) * 0.3, _value(below) * above))
-            elif token == r"\Gamma":
-                size = self.argument()
-                last = self.grown(_value(size) * max(size - 0.43, 0.0))
             else:
-                last = self.one(token)
-            # Sums and the like have bounds where others have powers.
-            bound = token in (r"\sum", r"\prod", r"\int", r"\lim")
-            term += last
-        return max(total, term) + math.log10(terms)
+                factors.append(self.factor(token, factors))
+                bound = token in _BOUNDED
+        return max(largest, sum(factors)) + math.log10(terms)
+
+    def factor(self, token: str, factors: list[float]) -> float:
+        """The size of the next factor; a power or a factorial takes the place of the last one."""
+        if token == "^":
+            return self.grown(factors.pop() * _value(self.argument()))
+        if token in ("!", "!!"):
+            return self.grown(_factorial(factors.pop()))
+        if token == r"\Gamma":
+            return self.grown(_factorial(self.argument()))
+        if token in (r"\binom", r"\dbinom", r"\tbinom"):
+            above, below = self.argument(), self.argument()
+            return self.grown(min(_value(above) * 0.3, _value(below) * above))
+        return self.one(token)
 
     def argument(self) -> float:
         """The size of the next token or group."""
@@ -100,7 +94,7 @@ class _Sizes:
     def one(self, token: str) -> float:
         if token in _CLOSING:
             return self.group(_CLOSING[token])
-        if token[0].isdigit():
+        if token[0].isdecimal():
             number = float(token[:300])
             return abs(math.log10(number)) if number else 0.0
         return _LETTER if token.isalpha() else 0.0
@@ -113,3 +107,7 @@ class _Sizes:
 
 def _value(size: float) -> float:
     return float(10.0 ** min(size, 300.0))
+
+
+def _factorial(size: float) -> float:
+    return _value(size) * max(size - 0.43, 0.0)
