@@ -20,8 +20,7 @@ from judge_server import Reply, correct, half_open, incorrect, serve, shown
 
 from roll_envs.errors import ConfigError, UnknownNameError
 from roll_envs.verifiers import Failed, Score, Verdict, judge_llm_client, make_verifier
-from roll_envs.verifiers.judge_llm import LlmJudge
-from roll_envs.verifiers.judge_llm_cache import ReplyCache, request_key
+from roll_envs.verifiers.judge_llm import LlmJudge, ReplyCache, request_key
 from roll_envs.verifiers.judge_llm_client import Endpoint
 from roll_envs.verifiers.judge_llm_forms import (
     ONE_WORD,
