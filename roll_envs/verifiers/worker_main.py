@@ -3,9 +3,8 @@
 Started by path (``python -I worker_main.py``), so that nothing but the standard library is imported before the limits
 are known. Standard input is a :class:`multiprocessing.connection.Connection` to the parent: ``0`` and then a file
 descriptor ask for a worker that is connected to it, a process number for the death of that worker; its number, or the
-signal that has ended it, is the reply. Tasks and replies
-are JSON. An alarm in processor time ends a worker whose task takes too long, also where parent and template are gone;
-an idle one ends when its connection closes.
+signal that has ended it, is the reply. Tasks and their replies are JSON. An alarm in processor time ends a worker whose
+task takes too long, also where parent and template are gone; an idle one ends when its connection closes.
 """
 
 from __future__ import annotations
@@ -105,9 +104,9 @@ def _serve(descriptor: int, tasks: dict[str, Callable[..., Any]], memory_mb: int
         request = json.loads(connection.recv_bytes())
         os.nice(request["nice"])
         signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
-        reply = _answer(tasks[request["task"]], request["arguments"])
+        reply = json.dumps(_answer(tasks[request["task"]], request["arguments"]))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        connection.send_bytes(json.dumps(reply).encode())
+        connection.send_bytes(reply.encode())
 
 
 def _answer(task: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from typing import Any, Literal
 
 from roll_envs.background import forget_in_children
 from roll_envs.errors import RollError, check_number, check_whole
-from roll_envs.verifiers.worker_lanes import Kind, Lane, Shapes
+from roll_envs.verifiers.worker_lanes import Lane, Shapes
 
 _PACKAGE = Path(__file__).resolve().parent
 _PASSED_VARIABLES = ("LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
@@ -269,10 +269,8 @@ class WorkerPool:
             finally:
                 lane.leave(shape)
             left_s -= pass_s
-            if found.status == "deadline":
-                self._note_deadline(shape, slow=slow, halved=halved)
-            elif not slow:
-                self._note(shape, "quick")
+            if shape:
+                self._learn(shape, found, slow=slow, halved=halved)
             if found.status != "deadline" or left_s <= 0:
                 return found
             # Behind half a first pass, the whole one comes when those have had theirs that may be quick.
@@ -293,25 +291,25 @@ class WorkerPool:
             detail = f"others like it were not graded within {deadline_s:g} s, and more tasks wait"
         return Outcome(status="deadline", detail=detail, hurried=True)
 
-    def _note(self, shape: str, kind: Kind) -> None:
-        if shape:
-            self._shapes.keep(shape, kind)
-
-    def _note_deadline(self, shape: str, *, slow: bool, halved: bool) -> None:
+    def _learn(self, shape: str, found: Outcome, *, slow: bool, halved: bool) -> None:
+        """Remember how a task of this shape went."""
         known = self._shapes.get(shape)
-        if slow and shape:
-            self._note(shape, "endless")
+        if found.status != "deadline":
+            if not slow:
+                self._shapes.keep(shape, "quick")
+        elif slow:
+            self._shapes.keep(shape, "endless")
             self._fast.refuse(shape)
             self._slow.refuse(shape)
         # Half a pass says nothing against what was quick.
         elif known is None or (known != "endless" and not halved):
-            self._note(shape, "slow")
+            self._shapes.keep(shape, "slow")
 
     def _work(self, task: str, arguments: list[Any], pass_s: float, deadline_s: float, *, slow: bool) -> Outcome:
         """Do a task within ``pass_s`` of processor time; ``unavailable`` where the machine does not give it that."""
         wait_s = _PATIENCE * deadline_s
         request = {"task": task, "arguments": arguments, "cpu_s": pass_s, "nice": _SLOW_NICE if slow else 0}
-        reply, late, ended = None, False, 0
+        reply, late = None, False
         try:
             worker = self._take()
         except (RollError, OSError) as error:

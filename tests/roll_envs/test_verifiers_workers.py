@@ -108,7 +108,6 @@ def test_an_endless_task_is_killed_even_where_no_signal_handler_runs(make_pool: 
     assert value(pool, "echo", 1) == 1
 
 
-@needs_proc
 def test_slow_tasks_leave_the_processor_to_others(make_pool: Callable[..., WorkerPool]) -> None:
     pool, usual = make_pool(first_s=0.1), os.nice(0)
     assert pool.call("nice", [0.0], deadline_s=30.0).value == usual
@@ -148,7 +147,6 @@ def test_a_task_that_had_no_processor_time_says_nothing(
     assert "too busy" in outcome.detail
 
 
-@needs_proc
 @pytest.mark.parametrize("first_s", [0.1, 5.0])
 def test_a_task_that_a_busy_machine_slows_is_done(
     make_pool: Callable[..., WorkerPool], first_s: float, monkeypatch: pytest.MonkeyPatch
