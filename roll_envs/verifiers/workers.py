@@ -17,7 +17,6 @@ shapes that were slow go last, and while others wait, none is tried that ran to 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import signal
@@ -27,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
+from collections import Counter
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -48,6 +47,8 @@ _STUCK_S = 300
 """How long a message may take from its first byte to its last."""
 _REMEMBERED = 20_000
 """Shapes of which is known how their last task went."""
+_COUNTED = ("tasks", "slow", "deadline", "hurried", "died", "unavailable")
+"""Of the tasks of a pool; ``slow`` are those that went to the slow lane."""
 _SLOW_NICE = 10
 """By how much the priority of slow tasks is lower: beside a busy process they get about a tenth of a processor."""
 
@@ -221,19 +222,17 @@ class WorkerPool:
         self._shapes = Shapes(_REMEMBERED)
         self._fast = Lane(self.settings.workers, self.settings.queue, self._shapes)
         self._slow = Lane(self.settings.slow_workers, self.settings.slow_queue, self._shapes)
-        self._counts = dict.fromkeys(("tasks", "slow", "deadline", "hurried", "died", "unavailable"), 0)
+        self._counts = Counter[str]()
 
     def metrics(self) -> dict[str, float]:
         """Tasks waiting now (``queue``, ``slow_queue``); the longest wait in seconds, and tasks by outcome, so far."""
-        with self._lock:
-            counts = {f"{name}_total": float(count) for name, count in self._counts.items()}
         return {
             "queue": float(self._fast.waiting),
             "queue_most": float(self._fast.most_waited),
             "queue_longest_s": self._fast.longest_s,
             "slow_queue": float(self._slow.waiting),
             "slow_queue_longest_s": self._slow.longest_s,
-            **counts,
+            **{f"{name}_total": float(self._counts[name]) for name in _COUNTED},
         }
 
     def call(
@@ -245,10 +244,7 @@ class WorkerPool:
         """
         outcome = self._call(task, arguments, deadline_s, shape, costly)
         with self._lock:
-            self._counts["tasks"] += 1
-            if outcome.status in self._counts:
-                self._counts[outcome.status] += 1
-            self._counts["hurried"] += outcome.hurried
+            self._counts.update(["tasks", outcome.status, *["hurried"] * outcome.hurried])
         return outcome
 
     def _call(self, task: str, arguments: list[Any], deadline_s: float, shape: str, costly: bool) -> Outcome:
@@ -350,10 +346,7 @@ class WorkerPool:
         try:
             return template.fork()
         except (RollError, OSError):
-            with self._lock:
-                if self._template is template:
-                    self._template = None  # the next task starts another, also while this one is waited for
-            template.end()
+            template.end()  # the next task starts another
             raise
 
     def _give_back(self, worker: _Worker, *, usable: bool) -> int:

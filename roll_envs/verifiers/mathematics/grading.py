@@ -11,7 +11,6 @@ from typing import Any
 import sympy  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
 from roll_envs.verifiers.mathematics import symbols
-from roll_envs.verifiers.mathematics.plain_numbers import plain_number
 from roll_envs.verifiers.mathematics.regions import NO_REGION, region_of, same_inequality
 from roll_envs.verifiers.mathematics.structure import (
     Equation,
@@ -203,9 +202,6 @@ def _same_quantity(gold: Expression, said: Expression, one: Unit, other: Unit) -
 def _same_value(one: str, other: str) -> bool:
     if one == other:
         return True
-    a, b = plain_number(one), plain_number(other)
-    if a is not None and b is not None:
-        return a == b
     for text, bare in ((one, other), (other, one)):
         # The base may be left out where the question names it.
         if (based := symbols.BASED.fullmatch(text)) and re.fullmatch("[0-9A-F]+", bare):

@@ -195,8 +195,6 @@ def same_constant(one: Any, other: Any) -> bool:
     """Exactly the same number: 1/3 is not 0.3333333333."""
     if one == other:
         return True
-    if any(value.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) for value in (one, other)):
-        return False
     difference = one - other
     if difference.is_Rational:
         return bool(difference == 0)
