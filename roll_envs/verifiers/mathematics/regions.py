@@ -11,7 +11,7 @@ from sympy.solvers.inequalities import (  # type: ignore[import-untyped,import-n
 )
 
 from roll_envs.verifiers.mathematics import symbols
-from roll_envs.verifiers.mathematics.structure import NUMBERS, Expression, Group, Node, Region, read
+from roll_envs.verifiers.mathematics.structure import NUMBERS, Expression, Group, Node, Region, read, split
 
 _SIGN = re.compile(r"([<>≤≥≠=])")
 _RELATIONS: dict[str, Any] = {
