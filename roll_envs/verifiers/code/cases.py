@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(kw_only=True, slots=True)
 class Plan:
-    """The tests of a row; one kind is filled, or asserts beside calls."""
+    """The tests of a row; one kind is filled."""
 
     prefix: str = ""
     """Code that is put before the candidate's code."""
@@ -79,10 +79,15 @@ _MOST_BYTES = 256 << 20
 _MOST_DIGITS, _MOST_SOURCE = 20_000, 100_000
 """Of integers and of Python in a row that are read here: no thread of this process runs meanwhile."""
 _INPUT_OUTPUT = (
-    "input_output ground_truth verification_info reward_model test_cases hidden_unit_tests verifier_metadata unit_tests"
+    "input_output ground_truth verification_info reward_model test_cases hidden_unit_tests verifier_metadata unit_tests "
+    "info"
 ).split()
 # MBPP+ has the tests that it adds in test, beside the old test_list; assertion are those of MBPP in its own release.
-_CODE_KEYS = "asserts test test_list tests test_code test_file functional assert_case assertion".split()
+_CODE_KEYS = (
+    "asserts test test_list tests test_code test_file functional assert_case assertion testcase testcases unit_test"
+).split()
+_SETUP_KEYS = ("test_setup_code", "test_setup", "setup_code", "setup")
+ASSERTS = re.compile(r"\b(assert|raises|def test)")
 _KINDS = ("public", "private", "generated", "official")
 _SPLIT = tuple(f"{kind}_{of}" for kind in _KINDS for of in ("tests", "test_cases"))
 _OF_THE_FUNCTION = ("fn_name", "func_name", "entry_point", "metadata", "starter_code")
@@ -139,6 +144,7 @@ class _Reader:
         from_json = from_json or is_json
         if isinstance(found, str):
             plan.asserts += [found] if found.strip() else []
+            self._add_function(row)
         elif isinstance(found, Mapping):
             self._add_row({**{key: row[key] for key in _OF_THE_FUNCTION if key in row}, **found}, from_json)
         elif not isinstance(found, Sequence) or isinstance(found, bytes):
@@ -158,20 +164,30 @@ class _Reader:
             if row.get(key) not in (None, "", "stdio", "stdin", "stdout"):
                 raise Unusable(f"{key!r} is {str(row[key])[:100]!r}; only stdin and stdout are judged")
         self._add_tests(row, from_json)
+        self._add_function(row)
+        plan = self.plan
+        plan.any_case = plan.any_case or bool({"public_tests", "private_tests"} & row.keys())
+        plan.checker = _text(row, "checker") or _text(row, "generated_checker") or plan.checker
+
+    def _add_function(self, row: Mapping[Any, Any]) -> None:
         plan, entry, prefix = self.plan, _text(row, "entry_point"), _text(row, "prefix")
         prompt = row.get("prompt") or row.get("complete_prompt")
         prompt = prompt if entry and isinstance(prompt, str) and len(prompt) <= _MOST_SOURCE else ""
         prefix = prefix or "\n".join(map(ast.unparse, given_code(prompt, entry)))
-        plan.any_case = plan.any_case or bool({"public_tests", "private_tests"} & row.keys())
         # A column within a column may have had them.
         plan.helpers, plan.prompt = (prefix if entry else "") or plan.helpers, prompt or plan.prompt
         plan.prefix, plan.entry_point = prefix or plan.prefix, entry or plan.entry_point
-        plan.checker = _text(row, "checker") or _text(row, "generated_checker") or plan.checker
 
     def _add_tests(self, row: Mapping[Any, Any], from_json: bool) -> None:
         plan = self.plan
-        # Read first: malformed ones are an error beside other tests, too.
-        calls, runs = _inputs(row)
+        # The column is test_list in MBPP and test in HumanEval.
+        code = next((row[key] for key in _CODE_KEYS if row.get(key)), None)
+        found, is_json = self.unpacked(code)
+        texts = [found] if isinstance(found, str) else found or []
+        other = is_json or isinstance(found, Mapping) or not all(isinstance(text, str) for text in texts)
+        # Beside code that asserts, inputs are what it was made of. Beside other tests, malformed ones are an error.
+        asserting = not other and any(map(ASSERTS.search, texts))
+        calls, runs = ([], []) if asserting else _inputs(row)
         if row.get("calls"):
             plan.calls += [_call(item, from_json) for item in row["calls"]]
             return
@@ -183,15 +199,11 @@ class _Reader:
             for column in columns:
                 self.add(column, row, from_json)
             return
-        # The column is test_list in MBPP and test in HumanEval.
-        code = next((row[key] for key in _CODE_KEYS if row.get(key)), None)
-        found, is_json = self.unpacked(code)
-        texts = [found] if isinstance(found, str) else found or []
-        if is_json or isinstance(found, Mapping) or not all(isinstance(text, str) for text in texts):
+        if other:
             self.add(code, row, from_json)
             return
         if texts:
-            setup = _text(row, "test_setup_code") or _text(row, "setup")
+            setup = next((text for key in _SETUP_KEYS if (text := _text(row, key))), "")
             plan.asserts += [*map(str, row.get("test_imports") or ()), *([setup] if setup else []), *texts]
         plan.calls += calls
         plan.runs += runs

@@ -25,7 +25,7 @@ from pydantic import Field
 from roll_envs.errors import RollError
 from roll_envs.sandbox import COMPILED, Language, Limits, Program, RunResult, Sandbox, explained, make_sandbox
 from roll_envs.settings import Seconds
-from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
+from roll_envs.verifiers.code.cases import ASSERTS, Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside import preamble
 from roll_envs.verifiers.code.inside.values import encode
 from roll_envs.verifiers.code.outputs import accepts, same_output
@@ -43,12 +43,19 @@ _LACKS = re.compile(
 """How a program ends that takes names for granted, or limits or modules as public judges have them."""
 _MAY_TEST = re.compile(r"assert|\A\s*[\[{]")
 """What a text of tests has in it: an assertion, or how JSON begins."""
+_DEFINES = re.compile(r"^(?:def|class) (?!check|test|Test)", re.MULTILINE)
+"""What a solution begins with, which may have assertions in it, too."""
 _OF_BODY = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
 """What only the body of a function has in it."""
 _YES_NO = re.compile(r"(?i)\b(?:yes|no)\b")
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _MISSING = re.compile(r"No module named '(\w+)")
-_LIBRARIES = frozenset("numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests numba".split())
+_LIBRARIES = frozenset(
+    "numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests numba PIL seaborn statsmodels torch "
+    "tensorflow keras nltk gensim bs4 lxml yaml cv2 skimage librosa soundfile openpyxl docx xlwt xmltodict psutil pytz "
+    "dateutil regex django flask werkzeug cryptography Crypto rsa faker geopy folium prettytable chardet"
+    .split()
+)  # fmt: skip
 """What programs may take for installed: one that lacks another module is wrong."""
 _REFUSED = ", which it could cheat or could not do in a jail of its own: pass tests_inside=True to accept that"
 _MAX_SOURCE = 1_000_000
@@ -271,7 +278,9 @@ def _plan(reference: Any, context: Mapping[str, Any] | None) -> Plan:
     row = (context or {}).get("row", context)
     row = row if isinstance(row, Mapping) else {}
     answers = [row.get(name) for name in ("solution", "answer", "output") if isinstance(row.get(name), str)]
-    if reference is None or any(reference is text and not _MAY_TEST.search(text) for text in answers):
+    if reference is None:
+        return read_plan(row)
+    if any(reference is text and (_DEFINES.search(text) or not _MAY_TEST.search(text)) for text in answers):
         with contextlib.suppress(Unusable):
             return read_plan(row)
     return read_plan(reference, row=row)
@@ -284,7 +293,7 @@ def _behind(before: str, source: str) -> str:
 
 def _orders(plan: Plan, tolerance: float | None) -> dict[str, Any]:
     """What the jail of the tests is told. Raises :class:`Unusable`."""
-    if plan.asserts and not any(re.search(r"\b(assert|raises|def test)", text) for text in plan.asserts):
+    if plan.asserts and not any(map(ASSERTS.search, plan.asserts)):
         raise Unusable(f"the tests check nothing: {plan.asserts[0][:100]!r}")
 
     def refuse(value: Any) -> Any:
