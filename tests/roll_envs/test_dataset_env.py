@@ -98,11 +98,16 @@ def test_tests_that_the_user_names_are_those_that_count() -> None:
     env.reset(seed=0)
     assert env.step("```python\ndef f(x): return 0\n```")[1] == 0
     env.close()
-    named = {"prompt": "def f(x):\n", "test": "def check(candidate):\n    assert candidate(1) == 2", "entry_point": "f"}
-    env = DatasetEnv(rows=[named], verifier="code", reference_field="test")
-    env.reset(seed=0)
-    assert env.step("    return x + 1")[1] == 1
-    env.close()
+    for named, more in (("test", {"entry_point": "f"}), ("test_list", {"test_setup_code": "two = f(1)"})):
+        checks = {"test": "def check(candidate):\n    assert candidate(1) == 2", "test_list": ["assert two == 2"]}[
+            named
+        ]
+        env = DatasetEnv(
+            rows=[{"prompt": "def f(x):\n", named: checks, **more}], verifier="code", reference_field=named
+        )
+        env.reset(seed=0)
+        assert env.step("    return x + 1")[1] == 1
+        env.close()
     broken = {"question": "?", "tests": {"inputs": [1, 2], "outputs": [1]}, "test_list": ["assert True"]}
     env = DatasetEnv(rows=[broken], verifier="code", reference_field="tests")
     env.reset(seed=0)

@@ -79,8 +79,8 @@ _MOST_BYTES = 256 << 20
 _MOST_DIGITS, _MOST_SOURCE = 20_000, 100_000
 """Of integers and of Python in a row that are read here: no thread of this process runs meanwhile."""
 _INPUT_OUTPUT = (
-    "input_output ground_truth verification_info reward_model test_cases hidden_unit_tests verifier_metadata unit_tests "
-    "info"
+    "input_output ground_truth verification_info reward_model test_cases hidden_unit_tests verifier_metadata "
+    "unit_tests info"
 ).split()
 # MBPP+ has the tests that it adds in test, beside the old test_list; assertion are those of MBPP in its own release.
 _CODE_KEYS = (
@@ -88,6 +88,7 @@ _CODE_KEYS = (
 ).split()
 _SETUP_KEYS = ("test_setup_code", "test_setup", "setup_code", "setup")
 ASSERTS = re.compile(r"\b(assert|raises|def test)")
+"""What code that tests something has in it."""
 _KINDS = ("public", "private", "generated", "official")
 _SPLIT = tuple(f"{kind}_{of}" for kind in _KINDS for of in ("tests", "test_cases"))
 _OF_THE_FUNCTION = ("fn_name", "func_name", "entry_point", "metadata", "starter_code")
@@ -143,14 +144,13 @@ class _Reader:
         plan, (found, is_json) = self.plan, self.unpacked(_lists(found))
         from_json = from_json or is_json
         if isinstance(found, str):
-            plan.asserts += [found] if found.strip() else []
-            self._add_function(row)
+            self._add_code([found] if found.strip() else [], row)
         elif isinstance(found, Mapping):
             self._add_row({**{key: row[key] for key in _OF_THE_FUNCTION if key in row}, **found}, from_json)
         elif not isinstance(found, Sequence) or isinstance(found, bytes):
             raise Unusable(f"the reference must be test code or a mapping with tests, not {str(found)[:100]!r}")
         elif all(isinstance(item, str) for item in found):
-            plan.asserts += found
+            self._add_code(found, row)
         elif all(isinstance(item, Mapping) and "function" in item for item in found):
             plan.calls += [_call(item, from_json) for item in found]
         else:
@@ -169,11 +169,20 @@ class _Reader:
         plan.any_case = plan.any_case or bool({"public_tests", "private_tests"} & row.keys())
         plan.checker = _text(row, "checker") or _text(row, "generated_checker") or plan.checker
 
+    def _add_code(self, texts: Sequence[str], row: Mapping[Any, Any]) -> None:
+        """Test code, and what the row has for all of it."""
+        if texts:
+            setup = next((text for key in _SETUP_KEYS if (text := _text(row, key))), "")
+            imports = map(str, _lists(row.get("test_imports")) or ())
+            self.plan.asserts += [*imports, *([setup] if setup else []), *texts]
+            self._add_function(row)
+
     def _add_function(self, row: Mapping[Any, Any]) -> None:
         plan, entry, prefix = self.plan, _text(row, "entry_point"), _text(row, "prefix")
         prompt = row.get("prompt") or row.get("complete_prompt")
-        prompt = prompt if entry and isinstance(prompt, str) and len(prompt) <= _MOST_SOURCE else ""
-        prefix = prefix or "\n".join(map(ast.unparse, given_code(prompt, entry)))
+        usable = isinstance(prompt, str) and len(prompt) <= _MOST_SOURCE and (entry or "def " in prompt)
+        prompt = prompt if usable else ""
+        prefix = prefix or "\n".join(map(ast.unparse, given_code(prompt, entry) if entry else ()))
         # A column within a column may have had them.
         plan.helpers, plan.prompt = (prefix if entry else "") or plan.helpers, prompt or plan.prompt
         plan.prefix, plan.entry_point = prefix or plan.prefix, entry or plan.entry_point
@@ -202,9 +211,7 @@ class _Reader:
         if other:
             self.add(code, row, from_json)
             return
-        if texts:
-            setup = next((text for key in _SETUP_KEYS if (text := _text(row, key))), "")
-            plan.asserts += [*map(str, row.get("test_imports") or ()), *([setup] if setup else []), *texts]
+        self._add_code(texts, row)
         plan.calls += calls
         plan.runs += runs
         if not (texts or calls or runs):

@@ -41,21 +41,18 @@ _LACKS = re.compile(
     rb"|(?:from|module) '(?:collections|fractions|time)'"
 )
 """How a program ends that takes names for granted, or limits or modules as public judges have them."""
-_MAY_TEST = re.compile(r"assert|\A\s*[\[{]")
-"""What a text of tests has in it: an assertion, or how JSON begins."""
-_DEFINES = re.compile(r"^(?:def|class) (?!check|test|Test)", re.MULTILINE)
-"""What a solution begins with, which may have assertions in it, too."""
+_TESTS = re.compile(r"\s*(?:[\[{]|assert\b|def (?:test|check))")
+"""How a text of tests begins: like JSON, or with a check. A solution may make some, too."""
 _OF_BODY = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
 """What only the body of a function has in it."""
 _YES_NO = re.compile(r"(?i)\b(?:yes|no)\b")
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _MISSING = re.compile(r"No module named '(\w+)")
 _LIBRARIES = frozenset(
-    "numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests numba PIL seaborn statsmodels torch "
-    "tensorflow keras nltk gensim bs4 lxml yaml cv2 skimage librosa soundfile openpyxl docx xlwt xmltodict psutil pytz "
-    "dateutil regex django flask werkzeug cryptography Crypto rsa faker geopy folium prettytable chardet"
-    .split()
-)  # fmt: skip
+    "numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests numba PIL seaborn statsmodels "
+    "torch tensorflow keras nltk gensim bs4 lxml yaml cv2 librosa openpyxl docx xlwt xmltodict psutil pytz dateutil "
+    "regex django flask werkzeug cryptography Crypto rsa faker geopy folium prettytable chardet".split()
+)
 """What programs may take for installed: one that lacks another module is wrong."""
 _REFUSED = ", which it could cheat or could not do in a jail of its own: pass tests_inside=True to accept that"
 _MAX_SOURCE = 1_000_000
@@ -274,13 +271,13 @@ class CodeVerifier:
 
 def _plan(reference: Any, context: Mapping[str, Any] | None) -> Plan:
     """The tests of the reference, or of its row where there is no reference, or one that may be a solution: a text of
-    its column of answers that asserts nothing. Raises :class:`Unusable`."""
+    its column of answers that does not begin as tests do. Raises :class:`Unusable`."""
     row = (context or {}).get("row", context)
     row = row if isinstance(row, Mapping) else {}
     answers = [row.get(name) for name in ("solution", "answer", "output") if isinstance(row.get(name), str)]
     if reference is None:
         return read_plan(row)
-    if any(reference is text and (_DEFINES.search(text) or not _MAY_TEST.search(text)) for text in answers):
+    if any(reference is text and not _TESTS.match(text) for text in answers):
         with contextlib.suppress(Unusable):
             return read_plan(row)
     return read_plan(reference, row=row)

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 ANSWER_MODULES = frozenset(
-    "solution answer main __main__ candidate submission code code_solution my_solution your_module your_solution my_module "
-    "module_under_test program student implementation".split()
+    "solution answer main __main__ candidate submission code code_solution my_solution your_module your_solution "
+    "my_module module_under_test program student implementation".split()
 )
 """Modules under which published tests import the answer."""
 _KNOWN = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot", "mock": "unittest.mock"}
@@ -148,10 +148,8 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     libraries = {name for name in wanted if name in attributes and name not in imported}
     containers = {name for name in wanted if name in _CONTAINERS and name not in imported and name != entry}
     containers = containers if wanted - containers - libraries else set()
-    if needs_check(tree):
-        if not entry and "check" not in _called(tree):
-            raise OwnFault("nothing calls check(): which function it is for must be said by 'entry_point'")
-        tree.body += ast.parse("check(candidate)").body if entry else []
+    if needs_check(tree, entry):
+        tree.body.append(ast.parse("check(candidate)").body[0])
     shares, state = _shares(nodes)
     tested, harmless = has_tests(tree), not (libraries or state) and all(map(_is_harmless, nodes))
     functions = [n for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
@@ -357,14 +355,14 @@ def modules_of(tree: ast.AST) -> set[str]:
 def _where(name: str, tree: ast.AST) -> str:
     """Where a library is; ``datetime.strptime`` is of the class, which has the name of its module."""
     used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and _name_of(n.value) == name}
-    of_class = name == "datetime" and all(hasattr(datetime.datetime, each) for each in used)
+    of_class = name == "datetime" and not all(hasattr(datetime, each) for each in used)
     return "datetime.datetime" if of_class else _KNOWN.get(name, name)
 
 
-def needs_check(tree: ast.Module) -> bool:
+def needs_check(tree: ast.Module, entry: str) -> bool:
     defines = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
     calls = any("check" in _called(node) for node in tree.body if not isinstance(node, ast.FunctionDef))
-    return defines and not calls
+    return bool(entry) and defines and not calls
 
 
 def _called(tree: ast.AST) -> set[str]:
