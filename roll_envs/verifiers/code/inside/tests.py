@@ -143,8 +143,6 @@ class Tests:
         sys.stdin = sys.stdout = sys.stderr = io.StringIO()
         try:
             self._calls() if self._plan["calls"] else self._code()
-            if not self.link.asked and all(check["status"] == "ok" for check in self.checks):
-                raise OwnFault("the tests never call the answer; a check(candidate) needs an 'entry_point'")
         except (Unusable, OwnFault) as error:
             fault, refused = str(error)[:300], isinstance(error, Unusable)
             if len(self.checks) >= _MOST_CHECKS:  # was it the answer that gave so much to check?
@@ -264,6 +262,8 @@ class Tests:
         exec(code.code, space)
         if code.tested:
             run_tests(module, self.outcome)
+        if not (code.imported or self.link.asked) and all(check["status"] == "ok" for check in self.checks):
+            raise OwnFault("the tests never call the answer; a check(candidate) needs an 'entry_point'")
 
     def _only_own(self, run: Any) -> Any:
         """``eval`` or ``exec`` that refuses text of the answer: arithmetic and what the tests spell out are run."""
