@@ -180,8 +180,8 @@ class _Reader:
     def _add_function(self, row: Mapping[Any, Any]) -> None:
         plan, entry, prefix = self.plan, _text(row, "entry_point"), _text(row, "prefix")
         prompt = row.get("prompt") or row.get("complete_prompt")
-        usable = isinstance(prompt, str) and len(prompt) <= _MOST_SOURCE and (entry or "def " in prompt)
-        prompt = prompt if usable else ""
+        if not isinstance(prompt, str) or len(prompt) > _MOST_SOURCE or not (entry or "def " in prompt):
+            prompt = ""
         prefix = prefix or "\n".join(map(ast.unparse, given_code(prompt, entry) if entry else ()))
         # A column within a column may have had them.
         plan.helpers, plan.prompt = (prefix if entry else "") or plan.helpers, prompt or plan.prompt
