@@ -124,7 +124,7 @@ class CodeVerifier:
         own jail beside the program could run, and what the sandbox raises."""
         if source.lstrip("\n")[:1] in (" ", "\t"):
             source = plan.prompt + source
-        elif f"def {plan.entry_point}(" in plan.prompt and "def " not in source and _OF_BODY.search(source):
+        elif f"def {plan.entry_point}" in plan.prompt and "def " not in source and _OF_BODY.search(source):
             source = f"{plan.prompt}    {source}"  # blanks before an answer are often taken off
         source = _behind(plan.prefix, source) if plan.prefix else source
         if len(source) > _MAX_SOURCE:
