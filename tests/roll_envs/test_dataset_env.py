@@ -57,6 +57,16 @@ def test_the_validator_passes_with_other_arguments(kwargs: dict[str, Any]) -> No
         {"question": "?", "solution": "0", "test": "import solution\ndef test():\n    assert 6 == solution.f(3)"},
         {
             "question": "?",
+            "solution": "def f(x):\n    assert x\n    return 2 * x",
+            "test": "from solution import f\ndef test(): assert 6 == f(3)",
+        },
+        {
+            "question": "?",
+            "answer": "```python\ndef f(x): return 2 * x\nassert f(3) == 6\n```",
+            "test_list": ["assert f(3) == 6"],
+        },
+        {
+            "question": "?",
             "tests": '[{"input": "3", "output": "6", "testtype": "functional"}]',
             "metadata": {"func_name": "f"},
         },
@@ -94,6 +104,16 @@ def test_tests_that_the_user_names_are_those_that_count() -> None:
     env.reset(seed=0)
     assert env.step("```python\ndef f(x): return 0\n```")[1] == 0
     env.close()
+    for named, more in (("test", {"entry_point": "f"}), ("test_list", {"test_setup_code": "two = f(1)"})):
+        checks = {"test": "def check(candidate):\n    assert candidate(1) == 2", "test_list": ["assert two == 2"]}[
+            named
+        ]
+        env = DatasetEnv(
+            rows=[{"prompt": "def f(x):\n", named: checks, **more}], verifier="code", reference_field=named
+        )
+        env.reset(seed=0)
+        assert env.step("    return x + 1")[1] == 1
+        env.close()
     broken = {"question": "?", "tests": {"inputs": [1, 2], "outputs": [1]}, "test_list": ["assert True"]}
     env = DatasetEnv(rows=[broken], verifier="code", reference_field="tests")
     env.reset(seed=0)

@@ -320,6 +320,8 @@ def test_a_fault_of_the_sandbox_is_a_failure(after: int) -> None:
         {"asserts": "x = 1"},
         {"asserts": "assert f( =="},
         {"asserts": "class A: pass"},
+        {"asserts": "def f(x): return x\nassert f(1) == 1"},
+        {"asserts": "def check(candidate):\n    assert candidate(1) == 1"},
         {"asserts": "assert f(1) == 2 ** 10 ** 10"},
         {"asserts": "while True: pass"},
         {"asserts": "assert f(1) == [0] * 10 ** 9"},

@@ -129,6 +129,7 @@ DAYS = pd.date_range("2024-01-01", periods=3, freq="D", name="day")
         pd.DataFrame({"c": pd.Categorical(["a", "b", None], categories=["b", "a"], ordered=True)}),
         pd.DataFrame({"l": [[1, 2], {"a": (1, 2)}, pd.NaT]}),
         pd.DataFrame({"i": pd.array([1, None], dtype="Int64"), "f": np.array([1, 2], dtype="float32")}),
+        pd.DataFrame({"u": np.array([1, 255], dtype="uint8"), "n": pd.array([1, None], dtype="UInt16")}),
         pd.DataFrame({("x", "a"): [1, 2], ("x", "b"): [3, 4]}, index=pd.MultiIndex.from_tuples([("p", 1), ("q", 2)])),
         pd.DataFrame({"a": [1, 1, 2], "b": [1, 2, 3]}).groupby("a").sum(),
     ],

@@ -403,6 +403,14 @@ ROWS: dict[str, tuple[str, str, Any]] = {
             "entry_point": "f",
         },
     ),
+    "the rest of a prompt, whose function the tests name": (
+        "    return [x]",
+        "    return x",
+        {
+            "prompt": 'from typing import List\n\ndef f(x: int) -> List[int]:\n    """A list."""\n',
+            "test": "def check(candidate):\n    assert candidate(1) == [1]\ncheck(f)",
+        },
+    ),
     "the rest of a complete_prompt": (
         "    return random.choice([x])",
         "    return 0",
@@ -496,6 +504,40 @@ ROWS: dict[str, tuple[str, str, Any]] = {
         "def f(x): return x",
         {"assertion": "assert f(1) == 2", "base_input": [[1]], "entry_point": "f"},
     ),
+    "asserts beside the inputs that they were made of": (
+        "def f(x, y): return x + y",
+        "def f(x, y): return x",
+        {
+            "test": 'def check(candidate):\n    for each in ["1, 2"]:\n        assert candidate(*eval(each)) == 3',
+            "entry_point": "f",
+            "inputs": ["1, 2"],
+            "outputs": [3],
+        },
+    ),
+    "test code and inputs without outputs": (
+        "def f(x): return x + 1",
+        "def f(x): return x",
+        {"test": "def check(candidate):\n    assert candidate(1) == 2", "entry_point": "f", "inputs": ["1"]},
+    ),
+    "a setup that imports the answer as code": (
+        "def f(x): return x + x",
+        "def f(x): return x",
+        {
+            "test_setup": "from code import f\nfrom collections import Counter",
+            "test_list": ["assert Counter(f('a'))['a'] == 2"],
+        },
+    ),
+    "asserts of OpenCoder": (
+        "def f(x): return x + 1",
+        "def f(x): return x",
+        {
+            "instruction": "Add 1.",
+            "output": "def f(x): return x + 1",
+            "entry_point": "f",
+            "testcase": ["assert f(1) == 2"],
+        },
+    ),
+    "tests of prime-rl": (DOUBLE, "print(7)", {"answer": "", "info": json.dumps({"test_cases": STDIN})}),
     "tests within metadata": (DOUBLE, "print(7)", {"verifier_metadata": {"unit_tests": STDIN}}),
     "names with a line that are taken for granted": (
         "@lru_cache(None)\ndef f(x): return bisect_left([1, 3], x) + 5\nprint(f(int(input())))",

@@ -81,6 +81,17 @@ def test_rows(self):
     db.cursor().__enter__().execute.assert_called_once_with("select", how=1)
 """,
     ),
+    "what a library notes on a function": (
+        "import time\ndef f():\n    time.sleep.__signature__ = 'kept'\n    time.sleep(9)\n"
+        "    return time.sleep.__signature__",
+        "import time\ndef f():\n    time.sleep.return_value = 1\n    time.sleep(9)\n    return 'kept'",
+        """
+@patch("time.sleep")
+def test_noted(self, sleep):
+    self.assertEqual(f(), "kept")
+    sleep.assert_called_once_with(9)
+""",
+    ),
     "what our own code uses, too": (
         "import json, os, time\ndef f(p):\n    open('out', 'w').close()\n"
         "    return json.loads(p), json.dumps(1), os.listdir('.'), time.time()",

@@ -59,7 +59,7 @@ class Run:
 
 @dataclass(kw_only=True, slots=True)
 class Plan:
-    """The tests of a row; one kind is filled, or asserts beside calls."""
+    """The tests of a row; one kind is filled."""
 
     prefix: str = ""
     """Code that is put before the candidate's code."""
@@ -88,7 +88,13 @@ _INPUT_OUTPUT = (
     "reward_model info"
 ).split()
 # MBPP+ has the tests that it adds in test, beside the old test_list; assertion are those of MBPP in its own release.
-_CODE_KEYS = "asserts test test_list tests test_code test_file functional pytest assert_case assertion".split()
+_CODE_KEYS = (
+    "asserts test test_list tests test_code test_file functional pytest assert_case assertion testcase testcases "
+    "unit_test"
+).split()
+_SETUP_KEYS = ("test_setup_code", "test_setup", "setup_code", "setup")
+ASSERTS = re.compile(r"\b(assert|raises|def test)")
+"""What code that tests something has in it."""
 _KINDS = ("public", "private", "generated", "official")
 _SPLIT = tuple(f"{kind}_{of}" for kind in _KINDS for of in ("tests", "test_cases"))
 _OF_THE_FUNCTION = ("fn_name", "func_name", "entry_point", "metadata", "starter_code", "extra_info")
@@ -147,13 +153,13 @@ class _Reader:
         plan, (found, is_json) = self.plan, self.unpacked(_lists(found))
         from_json = from_json or is_json
         if isinstance(found, str):
-            plan.asserts += [found] if found.strip() else []
+            self._add_code([found] if found.strip() else [], row)
         elif isinstance(found, Mapping):
             self._add_row({**{key: row[key] for key in _OF_THE_FUNCTION if key in row}, **found}, from_json)
         elif not isinstance(found, Sequence) or isinstance(found, bytes):
             raise Unusable(f"the reference must be test code or a mapping with tests, not {str(found)[:100]!r}")
         elif all(isinstance(item, str) for item in found):
-            plan.asserts += found
+            self._add_code(found, row)
         elif all(isinstance(item, Mapping) and "function" in item for item in found):
             plan.calls += [_call(item, from_json) for item in found]
         elif all(isinstance(item, Mapping) and isinstance(item.get("assert_code"), str) for item in found):
@@ -169,25 +175,48 @@ class _Reader:
             if row.get(key) not in (None, "", "stdio", "stdin", "stdout"):
                 raise Unusable(f"{key!r} is {str(row[key])[:100]!r}; only stdin and stdout are judged")
         self._add_tests(row, from_json)
+        self._add_function(row)
+        plan = self.plan
+        if row.keys() <= _OF_THE_TESTS or row.get("official_tests"):  # the prompts of Codeforces ask for it
+            plan.language = _LANGUAGES.get(_text(row, "language").lower(), plan.language)
+        plan.any_case = plan.any_case or bool({"public_tests", "private_tests"} & row.keys())
+        plan.checker = _text(row, "checker") or _text(row, "generated_checker") or plan.checker
+
+    def _add_code(self, texts: Sequence[str], row: Mapping[Any, Any]) -> None:
+        """Test code, and what the row has for all of it."""
+        if texts:
+            setup = next((text for key in _SETUP_KEYS if (text := _text(row, key))), "")
+            imports = map(str, _lists(row.get("test_imports")) or ())
+            self.plan.asserts += [*imports, *([setup] if setup else []), *texts]
+            self._add_function(row)
+
+    def _add_function(self, row: Mapping[Any, Any]) -> None:
         plan, entry, extra = self.plan, _text(row, "entry_point"), _parsed(row.get("extra_info"))
         # Code-R1 and Skywork have there what LeetCode has in its prompt, also without an entry point.
         given = _text(row, "import_prefix") or (_text(extra, "prefix") if isinstance(extra, Mapping) else "")
-        if row.keys() <= _OF_THE_TESTS or row.get("official_tests"):  # the prompts of Codeforces ask for it
-            plan.language = _LANGUAGES.get(_text(row, "language").lower(), plan.language)
         prompt = row.get("prompt") or row.get("complete_prompt")
-        prompt = prompt if entry and isinstance(prompt, str) and len(prompt) <= _MOST_SOURCE else ""
-        before = given_code(given if 0 < len(given) <= _MOST_SOURCE else prompt, entry)
-        prefix = _text(row, "prefix") or "\n".join(map(ast.unparse, before))
-        plan.any_case = plan.any_case or bool({"public_tests", "private_tests"} & row.keys())
+        if not isinstance(prompt, str) or len(prompt) > _MOST_SOURCE or not (entry or "def " in prompt):
+            prompt = ""
+        before = given if 0 < len(given) <= _MOST_SOURCE else prompt if entry else ""
+        prefix = _text(row, "prefix") or "\n".join(map(ast.unparse, given_code(before, entry)))
         # A column within a column may have had them.
         plan.helpers, plan.prompt = (prefix if entry or given else "") or plan.helpers, prompt or plan.prompt
         plan.prefix, plan.entry_point = prefix or plan.prefix, entry or plan.entry_point
-        plan.checker = _text(row, "checker") or _text(row, "generated_checker") or plan.checker
 
     def _add_tests(self, row: Mapping[Any, Any], from_json: bool) -> None:
         plan = self.plan
-        # Read first: malformed ones are an error beside other tests, too.
-        calls, runs = _inputs(row)
+        # The column is test_list in MBPP and test in HumanEval.
+        code = next((row[key] for key in _CODE_KEYS if row.get(key)), None)
+        if isinstance(code, Mapping) and isinstance(code.get("code"), str):
+            if code.get("asset") not in (None, "", "{}", {}):
+                raise Unusable("the tests need files, which they have in 'asset'; only tests without are judged")
+            code = code["code"]
+        found, is_json = self.unpacked(code)
+        texts = [found] if isinstance(found, str) else found or []
+        other = is_json or isinstance(found, Mapping) or not all(isinstance(text, str) for text in texts)
+        # Beside code that asserts, inputs are what it was made of. Beside other tests, malformed ones are an error.
+        asserting = not other and any(map(ASSERTS.search, texts))
+        calls, runs = ([], []) if asserting else _inputs(row)
         if row.get("calls"):
             plan.calls += [_call(item, from_json) for item in row["calls"]]
             return
@@ -199,20 +228,10 @@ class _Reader:
             for column in columns:
                 self.add(column, row, from_json)
             return
-        # The column is test_list in MBPP and test in HumanEval.
-        code = next((row[key] for key in _CODE_KEYS if row.get(key)), None)
-        if isinstance(code, Mapping) and isinstance(code.get("code"), str):
-            if code.get("asset") not in (None, "", "{}", {}):
-                raise Unusable("the tests need files, which they have in 'asset'; only tests without are judged")
-            code = code["code"]
-        found, is_json = self.unpacked(code)
-        texts = [found] if isinstance(found, str) else found or []
-        if is_json or isinstance(found, Mapping) or not all(isinstance(text, str) for text in texts):
+        if other:
             self.add(code, row, from_json)
             return
-        if texts:
-            setup = _text(row, "test_setup_code") or _text(row, "setup")
-            plan.asserts += [*map(str, row.get("test_imports") or ()), *([setup] if setup else []), *texts]
+        self._add_code(texts, row)
         plan.calls += calls
         plan.runs += runs
         if not (texts or calls or runs):

@@ -216,18 +216,7 @@ class Testing:
         limits = self.limits if sandbox is self.answers else replace(self.limits, memory_mb=_TESTS_MB)
         started = time.monotonic()
         tests = Jail(sandbox, limits)
-        modules = (
-            "frames",
-            "values",
-            "reading",
-            "patches",
-            "shared",
-            "proxies",
-            "compare",
-            "stand_ins",
-            "pytest_run",
-            "tests",
-        )
+        modules = tuple("frames values reading patches shared proxies compare stand_ins pytest_run tests".split())
         tests.start("Template", modules=modules, wall_s=_LOAD_S)
         self._until += time.monotonic() - started
         return tests

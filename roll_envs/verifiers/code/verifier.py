@@ -25,7 +25,7 @@ from pydantic import Field
 from roll_envs.errors import RollError
 from roll_envs.sandbox import COMPILED, Language, Limits, Program, RunResult, Sandbox, explained, make_sandbox
 from roll_envs.settings import Seconds
-from roll_envs.verifiers.code.cases import Plan, Run, Unusable, read_plan
+from roll_envs.verifiers.code.cases import ASSERTS, Plan, Run, Unusable, read_plan
 from roll_envs.verifiers.code.inside import preamble
 from roll_envs.verifiers.code.inside.values import encode
 from roll_envs.verifiers.code.outputs import accepts, same_output
@@ -41,14 +41,18 @@ _LACKS = re.compile(
     rb"|(?:from|module) '(?:collections|fractions|time)'"
 )
 """How a program ends that takes names for granted, or limits or modules as public judges have them."""
-_TESTS = re.compile(r"\A\s*((\[\s*)?\{|(\[\s*[\"'])?assert\b)|^def (test_|check\(candidate)|\bunittest\b", re.MULTILINE)
-"""What a text of tests begins with, or has in it; a solution, too, may assert something."""
+_TESTS = re.compile(r"\s*(?:(?:\[\s*)?\{|(?:\[\s*[\"'])?assert\b|def (?:test|check))")
+"""How a text of tests begins: like JSON of tests, or with a check. A solution may make some, too."""
 _OF_BODY = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
 """What only the body of a function has in it."""
 _YES_NO = re.compile(r"(?i)\b(?:yes|no)\b")
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _MISSING = re.compile(r"No module named '(\w+)")
-_LIBRARIES = frozenset("numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests numba".split())
+_LIBRARIES = frozenset(
+    "numpy scipy pandas sklearn sympy networkx matplotlib sortedcontainers requests numba PIL seaborn statsmodels "
+    "torch tensorflow keras nltk gensim bs4 lxml yaml cv2 librosa openpyxl docx xlwt xmltodict psutil pytz dateutil "
+    "regex django flask werkzeug cryptography Crypto rsa faker geopy folium prettytable chardet".split()
+)
 """What programs may take for installed: one that lacks another module is wrong."""
 _REFUSED = ", which it could cheat or could not do in a jail of its own: pass tests_inside=True to accept that"
 _MAX_SOURCE = 1_000_000
@@ -121,7 +125,7 @@ class CodeVerifier:
         own jail beside the program could run, and what the sandbox raises."""
         if source.lstrip("\n")[:1] in (" ", "\t"):
             source = plan.prompt + source
-        elif f"def {plan.entry_point}(" in plan.prompt and "def " not in source and _OF_BODY.search(source):
+        elif f"def {plan.entry_point}" in plan.prompt and "def " not in source and _OF_BODY.search(source):
             source = f"{plan.prompt}    {source}"  # blanks before an answer are often taken off
         source = _behind(plan.prefix, source) if plan.prefix else source
         if len(source) > _MAX_SOURCE:
@@ -269,14 +273,14 @@ class CodeVerifier:
 
 
 def _plan(reference: Any, context: Mapping[str, Any] | None) -> Plan:
-    """The tests of the reference, or of its row where there is no reference, or one that may be a solution: a text in
-    a column of answers that is none of tests. Raises :class:`Unusable`."""
+    """The tests of the reference, or of its row where there is no reference, or one that may be a solution: a text of
+    its column of answers that does not begin as tests do. Raises :class:`Unusable`."""
     row = (context or {}).get("row", context)
     row = row if isinstance(row, Mapping) else {}
     if reference is None and row:
         return read_plan(row)
     answers = [row.get(name) for name in ("solution", "answer", "output", "ground_truth")]
-    if isinstance(reference, str) and any(reference is text for text in answers) and not _TESTS.search(reference):
+    if isinstance(reference, str) and any(reference is text for text in answers) and not _TESTS.match(reference):
         with contextlib.suppress(Unusable):
             return read_plan(row)
     return read_plan(reference, row=row)
@@ -289,7 +293,7 @@ def _behind(before: str, source: str) -> str:
 
 def _orders(plan: Plan, tolerance: float | None) -> dict[str, Any]:
     """What the jail of the tests is told. Raises :class:`Unusable`."""
-    if plan.asserts and not any(re.search(r"\b(assert|raises|def test)", text) for text in plan.asserts):
+    if plan.asserts and not any(map(ASSERTS.search, plan.asserts)):
         raise Unusable(f"the tests check nothing: {plan.asserts[0][:100]!r}")
 
     def refuse(value: Any) -> Any:

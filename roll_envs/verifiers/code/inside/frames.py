@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 _TIMES = re.compile(r"(?:datetime64|timedelta64)\[[a-z]{1,2}(?:, [\w/+:-]{1,40})?\]")
-_DTYPE = re.compile(r"(?:U?[Ii]nt|[Ff]loat|complex)\d{1,3}|bool(?:ean)?|object|str|string")
+_DTYPE = re.compile(r"(?:[Uu]?[Ii]nt|[Ff]loat|complex)\d{1,3}|bool(?:ean)?|object|str|string")
 
 
 class NotPlain(Exception):

@@ -108,6 +108,12 @@ class StandIn:
             raise AttributeError(name)
         return self._ask(self._number, "getattr", name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):  # as matplotlib notes the __signature__ of what it shows figures with
+            vars(self)[name] = value
+        else:
+            self._ask(self._number, "setattr", name, value)
+
     def __exit__(self, *error: object) -> bool:
         return bool(self._ask(self._number, "exit", None, None, None))
 
@@ -125,7 +131,7 @@ def _define(how: str) -> None:
     setattr(StandIn, f"__{how}__", used)
 
 
-for _how in _USES - {"getattr", "exit", "iter"}:
+for _how in _USES - {"getattr", "setattr", "exit", "iter"}:
     _define(_how)
 
 

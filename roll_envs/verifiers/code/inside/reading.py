@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import datetime
 import functools
 import re
 import symtable
@@ -14,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 ANSWER_MODULES = frozenset(
-    "solution answer main __main__ candidate submission code_solution my_solution your_module your_solution my_module "
-    "module_under_test program student implementation".split()
+    "solution answer main __main__ candidate submission code code_solution my_solution your_module your_solution "
+    "my_module module_under_test program student implementation".split()
 )
 """Modules under which published tests import the answer."""
 _KNOWN = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot", "mock": "unittest.mock"}
@@ -143,10 +144,9 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     builtin = {name for name in wanted if hasattr(builtins, name)}
     if entry or wanted - builtin:
         wanted -= builtin - set(imported.values())
-    attributes = modules_of(tree)
-    libraries = {name for name in wanted if name in attributes and name not in imported}
+    libraries = {name: path for name, path in modules_of(tree).items() if name in wanted and name not in imported}
     containers = {name for name in wanted if name in _CONTAINERS and name not in imported and name != entry}
-    containers = containers if wanted - containers - libraries else set()
+    containers = containers if wanted - containers - libraries.keys() else set()
     if needs_check(tree, entry):
         tree.body.append(ast.parse("check(candidate)").body[0])
     shares, state = _shares(nodes)
@@ -159,8 +159,8 @@ def prepared(texts: tuple[str, ...], entry: str, helpers: str = "") -> Code:
     return Code(
         code=code,
         imported=imported,
-        wanted=frozenset(wanted - libraries - containers),
-        undeclared={name: _KNOWN.get(name, name) for name in libraries} | {n: _CONTAINERS[n] for n in containers},
+        wanted=frozenset(wanted - libraries.keys() - containers),
+        undeclared=libraries | {name: _CONTAINERS[name] for name in containers},
         tested=tested,
         asserting=frozenset(asserting),
         harmless=harmless,
@@ -345,10 +345,13 @@ def _innermost(tree: ast.AST, names: set[str]) -> set[str]:
     return {n.func.id for n in calls if isinstance(n.func, ast.Name)} & names
 
 
-def modules_of(tree: ast.AST) -> set[str]:
-    """Names of libraries that are only read as ``name.attribute``."""
-    owners = {n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
-    return {name for name in owners - _called(tree) if name in _KNOWN or name in sys.stdlib_module_names}
+def modules_of(tree: ast.AST) -> dict[str, str]:
+    """Libraries that are only read as ``name.attribute`` -> where they are; ``datetime.now`` is of the class."""
+    attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    used = [(n.value.id, n.attr) for n in attributes if isinstance(n.value, ast.Name)]
+    names = {name for name, _ in used if name in _KNOWN or name in sys.stdlib_module_names} - _called(tree)
+    of_class = any(name == "datetime" and not hasattr(datetime, each) for name, each in used)
+    return {name: _KNOWN.get(name, name) for name in names} | ({"datetime": "datetime.datetime"} if of_class else {})
 
 
 def needs_check(tree: ast.Module, entry: str) -> bool:

@@ -75,7 +75,7 @@ class Beside(Counts):
     def names(self, names: list[str]) -> dict[str, Any]:
         if self._module is None:
             self._module = types.ModuleType("solution")
-            sys.modules.update(dict.fromkeys(ANSWER_MODULES - {"__main__"}, self._module))
+            sys.modules.update(dict.fromkeys(ANSWER_MODULES - {"__main__", "code"}, self._module))
             try:
                 exec(compile(self._source, "<answer>", "exec", dont_inherit=True), self._module.__dict__)
             except BaseException as error:

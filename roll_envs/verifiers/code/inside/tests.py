@@ -262,6 +262,8 @@ class Tests:
         exec(code.code, space)
         if code.tested:
             run_tests(module, self.outcome)
+        if not (code.imported or self.link.asked) and all(check["status"] == "ok" for check in self.checks):
+            raise OwnFault("the tests never call the answer; a check(candidate) needs an 'entry_point'")
 
     def _only_own(self, run: Any) -> Any:
         """``eval`` or ``exec`` that refuses text of the answer: arithmetic and what the tests spell out are run."""
