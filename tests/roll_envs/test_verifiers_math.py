@@ -180,13 +180,13 @@ def test_require_boxed() -> None:
     ],
 )
 def test_finding_an_answer_takes_little_time(piece: str) -> None:
-    text = piece * (100_000 // len(piece)) + "x"
+    text = piece * (40_000 // len(piece)) + "x"
     started = time.process_time()
     for head in ("the answer is 5", ""):
         found = final_expression(head + text)
         plain_number(tidy(found[:2000]))
         says_words(head + text, "no solution")
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 1
 
 
 @given(st.fractions())
@@ -248,7 +248,7 @@ ENDLESS = ("\\prod_{k=1}^{10^{7}} (1+\\frac{1}{k^2+1})", "\\sum_{n=1}^{10^{12}} 
 @pytest.mark.parametrize("answer", ENDLESS)
 def test_an_endless_answer_is_wrong_at_its_deadline(answer: str) -> None:
     pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
-    verifier = make_verifier("math", deadline_s=1.0)
+    verifier = make_verifier("math", deadline_s=0.5)
     verdict = verifier(answer, "5")
     assert isinstance(verdict, Score)
     assert (verdict.value, verdict.parts) == (0.0, {"ungraded": 1.0})
@@ -471,26 +471,26 @@ def test_a_hopeless_answer_is_wrong_without_a_worker() -> None:
 def test_hostile_answers_take_no_turn_from_honest_ones() -> None:
     """Half of a crowd cannot be graded in time; no honest answer fails or waits for them, and no hostile one fails."""
     pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
-    verifier = make_verifier("math", deadline_s=1.5, memory_mb=1024)
+    verifier = make_verifier("math", deadline_s=0.4, memory_mb=1024)
     assert judged(verifier, "2x", "x+x")
-    hostile = [(f"\\sum_{{n=1}}^{{10^{{12}}+{n}}} \\frac{{1}}{{n^2+n+1}}", "5") for n in range(100, 116)]
-    hostile += [(f"\\boxed{{{n}!}}", "5") for n in range(150_000, 150_016)]
-    honest = [(f"\\boxed{{(x+{k})(x+2)}}", f"x^{{2}}+{k + 2}x+{2 * k}") for k in range(2, 18)]
-    honest += [(f"\\boxed{{{k}e^{{{k}}}}}", f"e^{{{k}}}\\cdot {k}") for k in range(192, 208)]
+    hostile = [(f"\\sum_{{n=1}}^{{10^{{12}}+{n}}} \\frac{{1}}{{n^2+n+1}}", "5") for n in range(100, 108)]
+    hostile += [(f"\\boxed{{{n}!}}", "5") for n in range(150_000, 150_008)]
+    honest = [(f"\\boxed{{(x+{k})(x+2)}}", f"x^{{2}}+{k + 2}x+{2 * k}") for k in range(2, 10)]
+    honest += [(f"\\boxed{{{k}e^{{{k}}}}}", f"e^{{{k}}}\\cdot {k}") for k in range(192, 200)]
     finished: list[tuple[str, Verdict]] = []
 
     def ask(kind: str, answer: str, reference: str) -> None:
         finished.append((kind, verifier(answer, reference)))
 
-    with ThreadPoolExecutor(64) as threads:
+    with ThreadPoolExecutor(32) as threads:
         for one, other in zip(hostile, honest, strict=True):
             threads.submit(ask, "hostile", *one)
             threads.submit(ask, "honest", *other)
-    assert len(finished) == 64
+    assert len(finished) == 32
     assert all(isinstance(v, Score) and v.passed == (kind == "honest") for kind, v in finished), finished
     # Some hostile ones come before it is known what they are, but not many.
     last = max(place for place, (kind, _) in enumerate(finished) if kind == "honest")
-    assert last < 32 + 16
+    assert last < 16 + 8
     metrics = pool_metrics()["grading"]
     assert metrics["queue_most"] > 10
     assert metrics["queue"] == metrics["slow_queue"] == metrics["unavailable_total"] == 0

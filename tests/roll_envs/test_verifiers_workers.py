@@ -119,7 +119,7 @@ def test_slow_tasks_leave_the_processor_to_others(make_pool: Callable[..., Worke
 
 def test_new_tasks_have_half_a_first_pass_while_others_wait(make_pool: Callable[..., WorkerPool]) -> None:
     """What needs more than that has it when those have had their turn that may be quick."""
-    pool = make_pool(first_s=1.0)
+    pool = make_pool(first_s=0.4)
     pool.call("echo", [1], deadline_s=30.0)
     ended: list[str] = []
 
@@ -128,8 +128,8 @@ def test_new_tasks_have_half_a_first_pass_while_others_wait(make_pool: Callable[
         ended.append(name)
 
     with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(ask, "first", 0.5)]
-        for waiting, (name, seconds) in enumerate({"long": 0.8, "quick": 0.0, "quick, too": 0.0}.items()):
+        asked = [threads.submit(ask, "first", 0.2)]
+        for waiting, (name, seconds) in enumerate({"long": 0.32, "quick": 0.0, "quick, too": 0.0}.items()):
             while pool._fast.waiting < waiting or not pool._fast._at_work["first"]:
                 time.sleep(0.001)
             asked.append(threads.submit(ask, name, seconds))
@@ -241,14 +241,14 @@ def test_tasks_wait_for_a_free_worker_and_not_for_ever(make_pool: Callable[..., 
 
 
 def test_waiting_for_the_slow_lane_for_too_long_says_nothing(make_pool: Callable[..., WorkerPool]) -> None:
-    pool = make_pool(queue_timeout_s=0.5, first_s=0.05)
+    pool = make_pool(queue_timeout_s=0.3, first_s=0.05)
     value(pool, "pid")
     with ThreadPoolExecutor(1) as threads:
-        busy = threads.submit(pool.call, "spin", [3.0], deadline_s=20)
+        busy = threads.submit(pool.call, "spin", [1.5], deadline_s=20)
         while not pool._slow._at_work[""] and not busy.done():
             time.sleep(0.001)
-        waited = pool.call("spin", [3.0], deadline_s=20)
-        assert (waited.status, "was free within 0.5 s" in waited.detail) == ("unavailable", True), waited
+        waited = pool.call("spin", [1.5], deadline_s=20)
+        assert (waited.status, "was free within 0.3 s" in waited.detail) == ("unavailable", True), waited
         assert busy.result().status == "ok"
 
 

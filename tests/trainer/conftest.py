@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from trainer.model.network import LanguageModel
 
 
+def pytest_collection_finish() -> None:
+    if forked := sys.modules.get("forked"):  # some test that was collected uses it
+        forked.start_server()
+
+
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs end with a stand-in for their learning curve: to draw one takes a third of the time of a tiny run."""

@@ -1,7 +1,8 @@
 """Processes of their own for tests, forked from one that has loaded PyTorch.
 
-A process that begins with nothing spends seconds on imports before its first line of ours. One server per test process
-loads them once, with every warning an error, and forks what a test asks for; so a process costs its own work only.
+A process that begins with nothing spends seconds on imports before its first line of ours. So there is one server per
+test process, which is a copy of it from before its first test: it has loaded what these tests import, makes every
+warning an error, and forks what a test asks for. A process costs its own work only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -23,13 +27,39 @@ from typing import IO, Any
 import pytest
 import torch
 
-__all__ = ["Forked", "ServerProcess", "chosen_names", "roll_train"]
+__all__ = ["Forked", "ServerProcess", "chosen_names", "roll_train", "start_server"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["trainer.cli", "trainer.run.loop", "transformers.models.llama.modeling_llama", "matplotlib.pyplot",
      "tensorboard.summary.writer.record_writer", "torch.distributed"]
 )  # fmt: skip
+
+
+def start_server() -> None:
+    """To be called before the first test, when this process has run nothing yet that a fork would not survive."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("multiprocessing.util.spawnv_passfds", _copied)
+        multiprocessing.forkserver.ensure_running()
+
+
+def _copied(path: bytes, arguments: Sequence[Any], fds: Sequence[int]) -> int:
+    """In place of ``python -c PROGRAM``: a copy of this process that has only these open files and runs the program."""
+    if pid := os.fork():
+        return pid
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in (0, 1, 2, *fds):
+                with contextlib.suppress(OSError):  # the one that lists them
+                    os.close(int(name))
+        sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, closefd=False) for fd, mode in enumerate("rww"))
+        warnings.resetwarnings()
+        warnings.simplefilter("error")
+        exec(arguments[-1], {})
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 class Forked:
@@ -40,16 +70,9 @@ class Forked:
 
     def __init__(self, function: Callable[..., int | None], *arguments: Any, log: Path) -> None:
         self.log = log
-        self._process = _CONTEXT.Process(target=_run, args=(function, arguments, log), daemon=True)
-        before = os.environ.get("PYTHONWARNINGS")
-        os.environ["PYTHONWARNINGS"] = "error"  # read by the server, when it is started for the first process
-        try:
-            self._process.start()
-        finally:
-            if before is None:
-                del os.environ["PYTHONWARNINGS"]
-            else:
-                os.environ["PYTHONWARNINGS"] = before
+        given = (function, arguments, dict(os.environ), log)
+        self._process = _CONTEXT.Process(target=_run, args=given, daemon=True)
+        self._process.start()
 
     @property
     def pid(self) -> int:
@@ -127,7 +150,12 @@ def _serve(module: str, arguments: Sequence[str], environment: dict[str, str], p
     importlib.import_module(module).main()
 
 
-def _run(function: Callable[..., int | None], arguments: tuple[Any, ...], log: Path) -> None:
+def _run(
+    function: Callable[..., int | None], arguments: tuple[Any, ...], environment: dict[str, str], log: Path
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
