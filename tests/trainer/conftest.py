@@ -78,6 +78,17 @@ def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.engines.server.subprocess", known)
 
 
+@pytest.fixture(scope="module")
+def forked_ranks() -> Iterator[None]:
+    """Ranks of learners in this process are forked likewise; those of runs in processes of their own are programs."""
+    from forked import RankProcess
+
+    known = SimpleNamespace(**{**vars(subprocess), "Popen": RankProcess})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.cluster.crew.subprocess", known)
+        yield
+
+
 @pytest.fixture
 def fake() -> Iterator[tuple[str, FakeVLLM]]:
     """The address of a fake server, and the server."""
