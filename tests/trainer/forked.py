@@ -53,7 +53,7 @@ def _copied(path: bytes, arguments: Sequence[Any], fds: Sequence[int]) -> int:
             if int(name) not in (0, 1, 2, *fds):
                 with contextlib.suppress(OSError):  # the one that lists them
                     os.close(int(name))
-        sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, closefd=False) for fd, mode in enumerate("rww"))
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode, closefd=False) for fd, mode in enumerate("rww"))
         warnings.resetwarnings()
         warnings.simplefilter("error")
         exec(arguments[-1], {})
@@ -143,7 +143,7 @@ class ServerProcess(_Process):
 
 
 class RankProcess(_Process):
-    """A rank of a learner, which has a session of its own; in place of ``subprocess.Popen`` for those of this machine."""
+    """A rank of a learner on this machine, which has a session of its own."""
 
     alive: ClassVar[list[RankProcess]] = []
 
