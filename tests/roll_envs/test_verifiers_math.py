@@ -473,24 +473,24 @@ def test_hostile_answers_take_no_turn_from_honest_ones() -> None:
     pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
     verifier = make_verifier("math", deadline_s=0.4, memory_mb=1024)
     assert judged(verifier, "2x", "x+x")
-    hostile = [(f"\\sum_{{n=1}}^{{10^{{12}}+{n}}} \\frac{{1}}{{n^2+n+1}}", "5") for n in range(100, 108)]
-    hostile += [(f"\\boxed{{{n}!}}", "5") for n in range(150_000, 150_008)]
-    honest = [(f"\\boxed{{(x+{k})(x+2)}}", f"x^{{2}}+{k + 2}x+{2 * k}") for k in range(2, 10)]
-    honest += [(f"\\boxed{{{k}e^{{{k}}}}}", f"e^{{{k}}}\\cdot {k}") for k in range(192, 200)]
+    hostile = [(f"\\sum_{{n=1}}^{{10^{{12}}+{n}}} \\frac{{1}}{{n^2+n+1}}", "5") for n in range(100, 116)]
+    hostile += [(f"\\boxed{{{n}!}}", "5") for n in range(150_000, 150_016)]
+    honest = [(f"\\boxed{{(x+{k})(x+2)}}", f"x^{{2}}+{k + 2}x+{2 * k}") for k in range(2, 18)]
+    honest += [(f"\\boxed{{{k}e^{{{k}}}}}", f"e^{{{k}}}\\cdot {k}") for k in range(192, 208)]
     finished: list[tuple[str, Verdict]] = []
 
     def ask(kind: str, answer: str, reference: str) -> None:
         finished.append((kind, verifier(answer, reference)))
 
-    with ThreadPoolExecutor(32) as threads:
+    with ThreadPoolExecutor(64) as threads:
         for one, other in zip(hostile, honest, strict=True):
             threads.submit(ask, "hostile", *one)
             threads.submit(ask, "honest", *other)
-    assert len(finished) == 32
+    assert len(finished) == 64
     assert all(isinstance(v, Score) and v.passed == (kind == "honest") for kind, v in finished), finished
     # Some hostile ones come before it is known what they are, but not many.
     last = max(place for place, (kind, _) in enumerate(finished) if kind == "honest")
-    assert last < 16 + 8
+    assert last < 32 + 16
     metrics = pool_metrics()["grading"]
     assert metrics["queue_most"] > 10
     assert metrics["queue"] == metrics["slow_queue"] == metrics["unavailable_total"] == 0
