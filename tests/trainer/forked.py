@@ -49,10 +49,10 @@ def _copied(path: bytes, arguments: Sequence[Any], fds: Sequence[int]) -> int:
     if pid := os.fork():
         return pid
     try:
+        null = os.open(os.devnull, os.O_RDWR)
         for name in os.listdir("/proc/self/fd"):
-            if int(name) not in (0, 1, 2, *fds):
-                with contextlib.suppress(OSError):  # the one that lists them
-                    os.close(int(name))
+            if int(name) not in (0, 1, 2, null, *fds):  # not closed: objects that hold one would write to the next
+                os.dup2(null, int(name), inheritable=False)
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode, closefd=False) for fd, mode in enumerate("rww"))
         warnings.resetwarnings()
         warnings.simplefilter("error")
