@@ -40,7 +40,7 @@ PARALLEL := --dist loadfile --no-loadscope-reorder
 BROWSER := tests/envs/test_webshop_browser.py tests/trainer/test_view_browser.py
 
 test: .venv/dev.stamp ## the quick tests
-	$(PYTEST) -n 4 $(PARALLEL) -m "not slow and not docker and not vllm and not cluster and not megatron and not verifiers" $(ARGS)
+	$(PYTEST) -n 3 $(PARALLEL) -m "not slow and not docker and not vllm and not cluster and not megatron and not verifiers" $(ARGS)
 
 test-slow: .venv/providers.stamp ## the long tests, and those with real parts
 	@$(PYTEST) -n 2 $(PARALLEL) -m "slow and not docker and not vllm and not cluster and not megatron and not verifiers" $(addprefix --ignore=,$(BROWSER)) $(ARGS); \

@@ -97,7 +97,7 @@ def test_the_verifier_judges(fresh: Path) -> None:
 
 SMALL = [
     "steps=2", "warm_start.steps=2", "warm_start.episodes_per_step=4", "rollout.groups_per_step=2",
-    "rollout.group_size=4", "evaluation.tasks=4",
+    "rollout.group_size=4", "evaluation.tasks=4", "model.hidden_size=16", "model.layers=1", "model.heads=2",
 ]  # fmt: skip
 TRAININGS = f"""
 import sys

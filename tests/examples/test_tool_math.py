@@ -137,7 +137,10 @@ def test_it_passes_the_check_alone_and_with_tools(installed: Path, tmp_path: Pat
 def test_a_short_training_learns_to_use_the_tool(installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="training needs the optional part 'train'")
     program = "import sys; from trainer.cli import main; sys.exit(main(sys.argv[1:]))"
-    changes = ["warm_start.steps=300", "steps=20", "evaluation.every=0", "evaluation.tasks=128", "checkpoint.every=0"]
+    changes = [
+        "warm_start.steps=200", "steps=15", "evaluation.every=0", "evaluation.tasks=128", "checkpoint.every=0",
+        "env.kwargs.env_kwargs.digits=2",
+    ]  # fmt: skip
     _run(
         "-c",
         program,

@@ -40,12 +40,12 @@ def walking(ids: tuple[int, ...]) -> str:
 
 
 def play(
-    make: Callable[[Task], Any], tasks: list[Task], say: Callable[[tuple[int, ...]], str], **limits: Any
+    make: Callable[[Task], Any], tasks: list[Task], say: Callable[[tuple[int, ...]], str], size: int = 2, **limits: Any
 ) -> list[Trajectory]:
-    """Two episodes of each task, in order."""
+    """So many episodes of each task, in order."""
     values = {name: getattr(LIMITS, name) for name in ("max_running", "env_timeout_s", "turn_timeout_s")} | limits
     with EpisodeDriver(make, EpisodeLimits(**values)) as driver:
-        groups = driver.collect(tasks, 2, settings(system_prompt=None, max_tokens=20_000), ScriptedPolicy(say))
+        groups = driver.collect(tasks, size, settings(system_prompt=None, max_tokens=20_000), ScriptedPolicy(say))
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
@@ -120,11 +120,11 @@ def test_an_environment_that_kills_its_workers_takes_no_neighbour_with_it(size: 
     with EnvWorkers(ProcessLink, size, LIMITS) as workers:
         policy = Killer()
         tasks = [replace(obedient(), index=index, seed=13 if index == 3 else index) for index in range(12)]
-        played = play(workers.make, tasks, policy, attempts=1)
-    assert [t.outcome.kind for t in played if t.task.seed != 13] == ["completed"] * 22
-    assert [t.outcome.kind for t in played if t.task.seed == 13] == ["failed"] * 2
+        played = play(workers.make, tasks, policy, size, attempts=1)
+    assert [t.outcome.kind for t in played if t.task.seed != 13] == ["completed"] * 11 * size
+    assert [t.outcome.kind for t in played if t.task.seed == 13] == ["failed"] * size
     assert all("ended with exit code 3" in t.outcome.reason for t in played if t.task.seed == 13)
-    assert len(set(policy.killed)) <= 2 * 7
+    assert len(set(policy.killed)) <= size * 7
     assert max(t.attempts for t in played if t.task.seed != 13) <= 6
 
 

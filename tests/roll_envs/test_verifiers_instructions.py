@@ -537,10 +537,10 @@ def test_no_answer_breaks_a_check(answer: str) -> None:
 
 @pytest.mark.parametrize("unit", [".", "[", "*", "\n", '…"', "p. ", "- ", "é", "<<", "a@", '."'])
 def test_checks_take_linear_time(unit: str) -> None:
-    long = unit * (50_000 // len(unit)) + "x"
+    long = unit * (20_000 // len(unit)) + "x"
     started = time.process_time()
     scored(long, row(*((name, arguments) for name, arguments, *_ in CASES + IFBENCH + IFEVAL_G)))
-    assert time.process_time() - started < 8  # about 1 s; quadratic time would be many minutes
+    assert time.process_time() - started < 8  # about 0.4 s; quadratic time would be minutes
 
 
 # -- languages ---------------------------------------------------------------------------------------------------------

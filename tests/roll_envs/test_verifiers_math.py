@@ -180,13 +180,13 @@ def test_require_boxed() -> None:
     ],
 )
 def test_finding_an_answer_takes_little_time(piece: str) -> None:
-    text = piece * (100_000 // len(piece)) + "x"
+    text = piece * (40_000 // len(piece)) + "x"
     started = time.process_time()
     for head in ("the answer is 5", ""):
         found = final_expression(head + text)
         plain_number(tidy(found[:2000]))
         says_words(head + text, "no solution")
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 1
 
 
 @given(st.fractions())
@@ -287,7 +287,7 @@ def test_a_reference_that_cannot_be_used_is_a_failure(math: Any, reference: Any)
 
 def test_a_reference_that_takes_for_ever_is_a_failure_and_asked_once() -> None:
     pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
-    verifier = make_verifier("math", deadline_s=0.5)
+    verifier = make_verifier("math", deadline_s=1.0)
     assert isinstance(verifier("5", "9^{9^{9^9}}"), Failed)
     started = time.perf_counter()
     assert isinstance(verifier("6x", "9^{9^{9^9}}"), Failed)

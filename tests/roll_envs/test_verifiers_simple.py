@@ -98,10 +98,10 @@ def test_thoughts_are_not_part_of_an_answer() -> None:
     ],
 )
 def test_reading_takes_little_time(piece: str) -> None:
-    text = piece * (50_000 // len(piece))
+    text = piece * (25_000 // len(piece))
     started = time.process_time()
     boxed(text), answer_phrase(text), after_thinking(text), read_choice(text), final_expression(text)
-    assert time.process_time() - started < 2  # what grows with the square takes many seconds
+    assert time.process_time() - started < 1  # what grows with the square takes seconds
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_reading_takes_little_time(piece: str) -> None:
     ],
 )
 def test_reading_a_choice_takes_little_time(piece: str) -> None:
-    text = piece * (25_000 // len(piece)) + "not A. " * 3_500 + "let me check the"
+    text = piece * (12_000 // len(piece)) + "not A. " * 1_750 + "let me check the"
     started = time.process_time()
     read_choice(text, "ABCD", ("foo", "the foo", "not a", "x"))
-    assert time.process_time() - started < 2  # what grows with the square takes many seconds
+    assert time.process_time() - started < 1  # what grows with the square takes seconds
 
 
 @given(TEXT)

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from trainer.model.network import LanguageModel
 
 
+def pytest_collection_finish() -> None:
+    if forked := sys.modules.get("forked"):  # some test that was collected uses it
+        forked.start_server()
+
+
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs end with a stand-in for their learning curve: to draw one takes a third of the time of a tiny run."""
@@ -71,6 +76,17 @@ def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     known = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
     monkeypatch.setattr("trainer.engines.server.subprocess", known)
+
+
+@pytest.fixture(scope="module")
+def forked_ranks() -> Iterator[None]:
+    """Ranks of learners in this process are forked likewise; those of runs in processes of their own are programs."""
+    from forked import RankProcess
+
+    known = SimpleNamespace(**{**vars(subprocess), "Popen": RankProcess})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.cluster.crew.subprocess", known)
+        yield
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from episode_builders import group, group_of_returns, groups, on_ids, on_tokens, trajectories, trajectory, turn
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from view_builders import EpisodeView, estimated, view
 
@@ -198,6 +198,7 @@ def test_estimate_of_nothing() -> None:
         assert estimate(AdvantageConfig(name=name), []) == []
 
 
+@settings(max_examples=20)  # each goes through every estimator
 @given(st.lists(groups(), min_size=1, max_size=3), st.data())
 def test_failed_episodes_change_no_advantage(step: list[Group], data: st.DataObject) -> None:
     injected = []

@@ -17,7 +17,7 @@ from trainer.run.folder import RunFolder, read_metrics
 from trainer.run.loop import resume, train
 from trainer.run.report import Report
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_pictures")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_pictures", "forked_ranks")]
 
 SCENE: dict[str, Any] = {
     "algorithm": "ppo",

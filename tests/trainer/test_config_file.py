@@ -272,7 +272,7 @@ _json = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(kwargs=st.dictionaries(st.text(), _json, max_size=4), lr=st.floats(0, 3.4e38), prompt=st.none() | st.text())
 def test_a_dumped_configuration_loads_back_equal(kwargs: dict[str, Any], lr: float, prompt: str | None) -> None:
     config = RunConfig.model_validate(

@@ -25,6 +25,7 @@ CASES = [
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(("learner", "ranks"), CASES)
 def test_each_checkpoint_is_exported_with_its_own_weights(
     tmp_path: Path, learner: dict[str, Any], ranks: int, capsys: pytest.CaptureFixture[str]

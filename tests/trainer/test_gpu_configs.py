@@ -3,7 +3,9 @@ tiny random model of the same family and the family's real tokenizer and chat te
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from roll_envs.errors import ConfigError
 from trainer import train
 from trainer.config.load import load_config, resolve
 from trainer.engines.vllm import HEAD_WIDTHS
+from trainer.model.network import load_tokenizer
 from trainer.run.folder import read_metrics
 from trainer.run.memory_items import GIB
 from trainer.run.memory_plan import make_plan
@@ -74,8 +77,9 @@ def test_a_file_fits_the_device_that_it_names(path: Path, engine: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random model of Qwen2's family and Qwen2.5's own tokenizer and chat template."""
+def tiny_qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a random model of Qwen2's family and Qwen2.5's own tokenizer and chat template, which is loaded
+    once: its 150,000 words take a second."""
     folders = tokenizer_folders()
     if "qwen2" not in folders:
         pytest.skip("the tokenizer of Qwen2 is not at hand: a folder of folders in ROLL_TOKENIZERS, qwen2/ among them")
@@ -93,7 +97,11 @@ def tiny_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
+    once = functools.cache(load_tokenizer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.model.network.load_tokenizer", once)
+        patch.setattr("trainer.run.preflight.load_tokenizer", once)
+        yield folder
 
 
 @pytest.mark.parametrize(

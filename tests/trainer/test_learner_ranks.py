@@ -1,6 +1,6 @@
 """The learner of several ranks gives the numbers of one in this process, and its micro-batches are dealt by their work.
 
-Ranks that are processes cost seconds each before their first line, so that the tests with two of them are slow ones.
+Ranks that are processes are forked here, from one that has loaded PyTorch: a program takes seconds to.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from episode_builders import batches_of, counted
+from forked import RankProcess
 from test_crew import QueueLinks
 from test_learner import some_rows
 from tiny import tiny_model
@@ -39,6 +40,7 @@ from trainer.data.batches import Batch, cost, pack
 from trainer.learner import Critic, Learner, Scorer
 from trainer.model.forward import weights_of
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 BASE = "format: 1\nname: t\nsteps: 4\nenv: {id: roll/FrozenLake-v0}\nsampling: {temperature: 0.7}\n"
 SETTINGS = (
     "optimizer: {lr: 1.0e-3, max_grad_norm: 0.5}\nloss: {entropy_coef: 0.01, kl_coef: 0.1}\n"
@@ -48,7 +50,9 @@ SETTINGS = (
 
 def rank_pids(parent: int | None = None) -> set[int]:
     """Rank processes that ``parent`` has started, this process if None."""
-    parent, found = parent or os.getpid(), set()
+    if parent is None:
+        return {rank.pid for rank in RankProcess.alive if rank.poll() is None}
+    found = set()
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             state, of = (folder / "stat").read_text().rpartition(")")[2].split()[:2]

@@ -282,6 +282,7 @@ def test_ranks_outlive_a_server_that_does_not_take_their_broadcast(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("way", ["shared_memory", "broadcast"])
 def test_weights_of_rank_processes_and_one_that_is_killed_midway(
     model: LanguageModel, fake: tuple[str, FakeVLLM], monkeypatch: pytest.MonkeyPatch, way: str

@@ -11,7 +11,7 @@ from loop_runs import run
 
 from trainer.run.folder import read_metrics
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("forked_ranks")]
 
 SCENE: dict[str, Any] = {
     "steps": 2,

@@ -23,7 +23,7 @@ from trainer.run.folder import RunFolder, read_metrics
 from trainer.run.loop import train
 from trainer.run.report import Report
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("no_pictures")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("no_pictures", "forked_ranks")]
 
 CHANGES: dict[str, Any] = {
     "algorithm": "ppo",

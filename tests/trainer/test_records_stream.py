@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from disks import full_after
 from episode_builders import TASK, group, trajectory, turn
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_envs.errors import RollError
@@ -101,6 +101,7 @@ def records(draw: st.DrawFn) -> StepRecord:
     )
 
 
+@settings(max_examples=20)  # each is hundreds of draws
 @given(st.lists(records(), min_size=1, max_size=3))
 def test_what_was_written_is_read(written: list[StepRecord]) -> None:
     path = fresh()

@@ -177,6 +177,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(("policy", "reference", "critic"), CASES)
 def test_two_ranks_are_one_process(tmp_path: Path, alone: Path, policy: str, reference: str, critic: str) -> None:
     for package in {"deepspeed", "megatron"} & {policy, reference, critic}:

@@ -205,6 +205,7 @@ test_megatron has it for processes."""
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.filterwarnings("ignore")  # of Ray's own sockets, and of Megatron-Core
 @pytest.mark.parametrize(
     "name",
