@@ -174,6 +174,7 @@ def popen(command: Sequence[str], *, stdout: Any, env: Mapping[str, str] | None,
 def _rank(driver: Connection[Any, Any], rank: str, count: str) -> None:
     from trainer.cluster.rank import main
 
+    warnings.resetwarnings()  # as the program has them: those of backends are theirs
     sys.argv = ["-c", str(driver.fileno()), rank, count]
     os.setsid()
     main()
