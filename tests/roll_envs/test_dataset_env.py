@@ -77,6 +77,11 @@ def test_the_validator_passes_with_other_arguments(kwargs: dict[str, Any]) -> No
         },
         {"question": "?", "ground_truth": '["6"]', "test_cases": '[{"stdin": "3", "expected_stdout": "6"}]'},
         {"question": "?", "task_id": 2, "code": "def f(x): return 2 * x", "test_list": ["assert f(3) == 6"]},
+        {
+            "question": "?",
+            "solution": "import sys\n\ndef check(x):\n    return 2 * x\nprint(check(int(input())))",
+            "input_output": '{"inputs": ["3"], "outputs": ["6"]}',
+        },
         # Columns that in other rows hold tests, or code for them.
         {"question": "?", "testcases": 1, "unit_test": "It raises.", "inputs": ["3"], "outputs": ["6"]},
         {"question": "?", "test": "It raises nothing.", "inputs": ["3"], "outputs": ["6"]},

@@ -43,7 +43,7 @@ _LACKS = re.compile(
 """How a program ends that takes names for granted, or limits or modules as public judges have them."""
 _TESTS = re.compile(
     r"(?:\s*(?:import|from|@|#).*\n)*+"
-    r"\s*(?:(?:\[\s*)?\{|(?:\[\s*[\"'])?assert\b|(?:async )?def (?:test|check)|class Test)"
+    r"\s*(?:(?:\[\s*)?\{|(?:\[\s*[\"'])?assert\b|(?:async )?def test_|def check\(candidate|class Test)"
 )
 """How a text of tests begins: like JSON of tests, or with a check behind imports. A solution may make some, too."""
 _OF_BODY = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
