@@ -62,7 +62,7 @@ def main(settings_text: str) -> None:
         while True:
             number = int(control.recv_bytes())
             if number:
-                workers.discard(number)
+                workers.remove(number)  # no other process is killed
                 done = _end(number)
             else:
                 done = _fork(control, recv_handle(control), module.TASKS, settings)

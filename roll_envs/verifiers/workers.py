@@ -186,12 +186,18 @@ class _Template:
     def _have_done(self, number: int, descriptor: int | None = None) -> int:
         """What the process answers; one that does not answer in time is ended. Raises OSError or EOFError."""
         with self._lock:
-            self.control.send_bytes(str(number).encode())
-            if descriptor is not None:
-                send_handle(self.control, descriptor, None)
-            if not self.control.poll(self._timeout_s):
+            try:
+                self.control.send_bytes(str(number).encode())
+                if descriptor is not None:
+                    send_handle(self.control, descriptor, None)
+                if self.control.poll(self._timeout_s):
+                    return int(self.control.recv_bytes())
+                raise EOFError
+            except BaseException:  # also Ctrl-C: a late answer must not be taken for that to another order
                 self.process.kill()
-            return int(self.control.recv_bytes())
+                self.process.wait()
+                self.control.close()
+                raise
 
     def end(self) -> None:
         """Kill it and, with the connection, all its workers; any number of times."""
@@ -338,7 +344,7 @@ class WorkerPool:
                 return self._idle.pop()
         with self._starting:
             template = self._template
-            if template is None or template.process.poll() is not None:
+            if template is None or template.control.closed or template.process.poll() is not None:
                 template = self._template = _Template(self.settings)
                 if self._closed:  # meanwhile
                     template.end()

@@ -79,6 +79,16 @@ def test_the_validator_passes_with_other_arguments(kwargs: dict[str, Any]) -> No
         {"question": "?", "ground_truth": '["6"]', "test_cases": '[{"stdin": "3", "expected_stdout": "6"}]'},
         {"question": "?", "task_id": 2, "code": "def f(x): return 2 * x", "test_list": ["assert f(3) == 6"]},
         {
+            "question": "?",
+            "solution": "import sys\n\ndef check(x):\n    return 2 * x\nprint(check(int(input())))",
+            "input_output": '{"inputs": ["3"], "outputs": ["6"]}',
+        },
+        # Columns that in other rows hold tests, or code for them.
+        {"question": "?", "testcases": 1, "unit_test": "It raises.", "inputs": ["3"], "outputs": ["6"]},
+        {"question": "?", "test": "It raises nothing.", "inputs": ["3"], "outputs": ["6"]},
+        {"question": "?", "test": 1, "testcase": '{"a": 1}', "input_output": {"inputs": ["3"], "outputs": ["6"]}},
+        {"question": "?", "setup": "A man walks in.", "import_prefix": 1, "test_list": ["assert f(3) == 6"]},
+        {
             "prompt": "def helper(): return 6\n\ndef f(x):\n",
             "canonical_solution": "    return helper()",
             "test": "def check(candidate):\n    assert candidate(3) == helper()",
@@ -125,6 +135,25 @@ def test_tests_that_the_user_names_are_those_that_count() -> None:
     env.reset(seed=0)
     with pytest.raises(EnvironmentFaultError, match="only stdin and stdout are judged"):
         env.step("1")
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"test_list": ["assert f(0) == 0"]},
+        {"functional": 1, "test_imports": 2, "setup_code": ["x"], "entry_point": 3},
+        {"prefix": "A conversation between two.", "setup": "A man walks in.", "info": "asserts"},
+    ],
+)
+def test_columns_beside_tests_that_the_user_names_may_hold_anything(beside: dict[str, Any]) -> None:
+    checks = "import math\nfrom solution import f\n\ndef test_f():\n    assert f(1) == 2"
+    env = DatasetEnv(
+        rows=[{"question": "?", "ground_truth": checks, **beside}], verifier="code", reference_field="ground_truth"
+    )
+    for value in (2, 0):
+        env.reset(seed=0)
+        assert env.step(f"```python\ndef f(x): return {value}\n```")[1] == value / 2
     env.close()
 
 

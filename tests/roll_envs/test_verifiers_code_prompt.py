@@ -126,6 +126,12 @@ def test_a_prompt_that_is_no_code_gives_nothing(box: Sandbox) -> None:
     assert value(box, "Return the next node.", "assert candidate(x=1) == 1", "return 1") == 1
 
 
+def test_a_program_does_not_go_on_from_a_prompt(box: Sandbox) -> None:
+    row = {"prompt": "Print twice the number; def f is of no use.", "inputs": ["3"], "outputs": ["6"]}
+    verdict = make_verifier("code", sandbox=box, time_s=4.0)("  \nprint(2 * int(input()))", row)
+    assert verdict.value == 1  # type: ignore[union-attr]
+
+
 REVERSED = "assert is_same_list(candidate(x=list_node([1, 2, 3])), list_node([3, 2, 1]))"
 EQUALS = (
     NODES

@@ -361,6 +361,8 @@ def test_an_interrupted_task_never_answers_the_next(
         with pytest.raises(KeyboardInterrupt):
             pool.call("echo", ["first"], deadline_s=5)
     assert value(pool, "echo", "second") == "second"
+    # An answer of the template that nobody has read is none to the next order, either.
+    assert value(pool, "pid") == pool._idle[0].pid
 
 
 def test_a_closed_pool_answers_at_once(make_pool: Callable[..., WorkerPool]) -> None:

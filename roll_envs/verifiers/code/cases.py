@@ -20,7 +20,7 @@ import json
 import pickletools
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -88,11 +88,11 @@ _INPUT_OUTPUT = (
     "reward_model info"
 ).split()
 # MBPP+ has the tests that it adds in test, beside the old test_list; assertion are those of MBPP in its own release.
-_CODE_KEYS = (
-    "asserts test test_list tests test_code test_file functional pytest assert_case assertion testcase testcases "
-    "unit_test"
-).split()
+_CODE_KEYS = "asserts test test_list tests test_code test_file functional assert_case assertion".split()
+_ALSO_CODE = ("pytest", "testcase", "testcases", "unit_test")
+"""Where they assert something; other rows have numbers and cases under these names."""
 _SETUP_KEYS = ("test_setup_code", "test_setup", "setup_code", "setup")
+_CODE_BESIDE = {*_SETUP_KEYS, "entry_point", "prefix"}
 ASSERTS = re.compile(r"\b(assert|raises|def test)")
 """What code that tests something has in it."""
 _KINDS = ("public", "private", "generated", "official")
@@ -178,27 +178,30 @@ class _Reader:
         self._add_function(row)
         plan = self.plan
         if row.keys() <= _OF_THE_TESTS or row.get("official_tests"):  # the prompts of Codeforces ask for it
-            plan.language = _LANGUAGES.get(_text(row, "language").lower(), plan.language)
+            plan.language = _LANGUAGES.get(str(row.get("language")).lower(), plan.language)
         plan.any_case = plan.any_case or bool({"public_tests", "private_tests"} & row.keys())
         plan.checker = _text(row, "checker") or _text(row, "generated_checker") or plan.checker
 
     def _add_code(self, texts: Sequence[str], row: Mapping[Any, Any]) -> None:
         """Test code, and what the row has for all of it."""
         if texts:
-            setup = next((text for key in _SETUP_KEYS if (text := _text(row, key))), "")
-            imports = map(str, _lists(row.get("test_imports")) or ())
-            self.plan.asserts += [*imports, *([setup] if setup else []), *texts]
+            # Beside a column that was chosen, others may be of anything.
+            row = {key: value for key, value in row.items() if key not in _CODE_BESIDE or _is_code(value)}
+            imports, setup = _parsed(_lists(row.get("test_imports"))), [row[key] for key in _SETUP_KEYS if key in row]
+            imports = imports if isinstance(imports, list | tuple) else [imports]
+            self.plan.asserts += [*filter(_is_code, imports), *setup[:1], *texts]
             self._add_function(row)
 
     def _add_function(self, row: Mapping[Any, Any]) -> None:
         plan, entry, extra = self.plan, _text(row, "entry_point"), _parsed(row.get("extra_info"))
         # Code-R1 and Skywork have there what LeetCode has in its prompt, also without an entry point.
-        given = _text(row, "import_prefix") or (_text(extra, "prefix") if isinstance(extra, Mapping) else "")
+        given = row.get("import_prefix") or (extra.get("prefix") if isinstance(extra, Mapping) else "")
+        given = given if isinstance(given, str) and len(given) <= _MOST_SOURCE else ""
         prompt = row.get("prompt") or row.get("complete_prompt")
         if not isinstance(prompt, str) or len(prompt) > _MOST_SOURCE or not (entry or "def " in prompt):
             prompt = ""
-        before = given if 0 < len(given) <= _MOST_SOURCE else prompt if entry else ""
-        prefix = _text(row, "prefix") or "\n".join(map(ast.unparse, given_code(before, entry)))
+        nodes = given_code(given, entry) or (given_code(prompt, entry) if entry else [])
+        prefix = _text(row, "prefix") or "\n".join(map(ast.unparse, nodes))
         # A column within a column may have had them.
         plan.helpers, plan.prompt = (prefix if entry or given else "") or plan.helpers, prompt or plan.prompt
         plan.prefix, plan.entry_point = prefix or plan.prefix, entry or plan.entry_point
@@ -206,7 +209,8 @@ class _Reader:
     def _add_tests(self, row: Mapping[Any, Any], from_json: bool) -> None:
         plan = self.plan
         # The column is test_list in MBPP and test in HumanEval.
-        code = next((row[key] for key in _CODE_KEYS if row.get(key)), None)
+        code = next(_columns(row, _CODE_KEYS), None)
+        code = code or next(filter(_asserts, _columns(row, _ALSO_CODE)), None)
         if isinstance(code, Mapping) and isinstance(code.get("code"), str):
             if code.get("asset") not in (None, "", "{}", {}):
                 raise Unusable("the tests need files, which they have in 'asset'; only tests without are judged")
@@ -215,8 +219,7 @@ class _Reader:
         texts = [found] if isinstance(found, str) else found or []
         other = is_json or isinstance(found, Mapping) or not all(isinstance(text, str) for text in texts)
         # Beside code that asserts, inputs are what it was made of. Beside other tests, malformed ones are an error.
-        asserting = not other and any(map(ASSERTS.search, texts))
-        calls, runs = ([], []) if asserting else _inputs(row)
+        calls, runs = ([], []) if not other and _asserts(texts) else _inputs(row)
         if row.get("calls"):
             plan.calls += [_call(item, from_json) for item in row["calls"]]
             return
@@ -235,7 +238,7 @@ class _Reader:
         plan.calls += calls
         plan.runs += runs
         if not (texts or calls or runs):
-            self.add(next((row[key] for key in _INPUT_OUTPUT if row.get(key)), ""), row, from_json)
+            self.add(next(_columns(row, _INPUT_OUTPUT), ""), row, from_json)
 
     def _add_case(self, item: Any, row: Mapping[Any, Any]) -> None:
         """A single case, with input and output, and the kind of the test."""
@@ -254,6 +257,23 @@ class _Reader:
             raise Unusable(f"a test of the kind {kind!r} needs the name of the function as 'fn_name'")
         else:
             self.plan.calls.append(_function_case(name, item.get("input", ""), item["output"]))
+
+
+def _columns(row: Mapping[Any, Any], keys: Sequence[str]) -> Iterator[Any]:
+    """Those that may hold tests, which a number does not."""
+    return (row[key] for key in keys if row.get(key) and isinstance(row[key], Sequence | Mapping))
+
+
+def _asserts(code: Any) -> bool:
+    """Whether it is code, or some of a list is, that checks something; prose may say that something raises."""
+    texts = [code] if isinstance(code, str) else code
+    return any(isinstance(text, str) and ASSERTS.search(text) and _is_code(text) for text in texts)
+
+
+def _is_code(text: Any) -> bool:
+    with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        return isinstance(text, str) and 0 < len(text) <= _MOST_SOURCE and bool(ast.parse(text).body)
+    return False
 
 
 def _pickled_text(data: bytes) -> str:

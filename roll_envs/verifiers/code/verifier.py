@@ -41,8 +41,11 @@ _LACKS = re.compile(
     rb"|(?:from|module) '(?:collections|fractions|time)'"
 )
 """How a program ends that takes names for granted, or limits or modules as public judges have them."""
-_TESTS = re.compile(r"\s*(?:(?:\[\s*)?\{|(?:\[\s*[\"'])?assert\b|def (?:test|check))")
-"""How a text of tests begins: like JSON of tests, or with a check. A solution may make some, too."""
+_TESTS = re.compile(
+    r"(?:\s*(?:import|from|@|#).*\n)*+"
+    r"\s*(?:(?:\[\s*)?\{|(?:\[\s*[\"'])?assert\b|(?:async )?def test_|def check\(candidate|class Test)"
+)
+"""How a text of tests begins: like JSON of tests, or with a check behind imports. A solution may make some, too."""
 _OF_BODY = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
 """What only the body of a function has in it."""
 _YES_NO = re.compile(r"(?i)\b(?:yes|no)\b")
@@ -123,10 +126,11 @@ class CodeVerifier:
     def cases(self, source: str, plan: Plan) -> list[CaseResult]:
         """The result of each test of a program. Raises :class:`Unusable` for tests that are at fault or that only their
         own jail beside the program could run, and what the sandbox raises."""
+        prompt = "" if plan.runs else plan.prompt  # that of a program is of prose
         if source.lstrip("\n")[:1] in (" ", "\t"):
-            source = plan.prompt + source
-        elif f"def {plan.entry_point}" in plan.prompt and "def " not in source and _OF_BODY.search(source):
-            source = f"{plan.prompt}    {source}"  # blanks before an answer are often taken off
+            source = prompt + source
+        elif f"def {plan.entry_point}" in prompt and "def " not in source and _OF_BODY.search(source):
+            source = f"{prompt}    {source}"  # blanks before an answer are often taken off
         source = _behind(plan.prefix, source) if plan.prefix else source
         if len(source) > _MAX_SOURCE:
             detail = f"the code has {len(source)} characters; at most {_MAX_SOURCE} are judged"
@@ -282,7 +286,9 @@ def _plan(reference: Any, context: Mapping[str, Any] | None) -> Plan:
     answers = [row.get(name) for name in ("solution", "answer", "output", "ground_truth")]
     if isinstance(reference, str) and any(reference is text for text in answers) and not _TESTS.match(reference):
         with contextlib.suppress(Unusable):
-            return read_plan(row)
+            plan = read_plan(row)
+            if plan.runs or plan.calls or any(map(ASSERTS.search, plan.asserts)):
+                return plan
     return read_plan(reference, row=row)
 
 
