@@ -125,7 +125,8 @@ class Runs:
         while True:
             ready = self.link.wait([child.ended, *also], self.jail.tick_ms or REAP_MS)
             self._reap()
-            if self.link.stopped or self.jail.over_limit():
+            over = not self.link.stopped and self.jail.over_limit(self._told_to_stop)
+            if over or self.link.stopped:
                 self.link.stopped = True
                 kill_all()
                 return False
@@ -133,6 +134,10 @@ class Runs:
                 return False
             if set(also).intersection(ready):
                 return True
+
+    def _told_to_stop(self) -> bool:
+        self.link.wait([], 0)
+        return self.link.stopped
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
