@@ -156,7 +156,9 @@ class Runs:
         child = self.take()
         self.jail.limit(message["limits"])
         started = time.monotonic()
-        child.order({**message, "order": "program", "others": self.jail.others}, fds)
+        # Not all of the message: names of files to fetch may be longer than a packet.
+        told = {name: message[name] for name in ("limits", "show_work")}
+        child.order({**told, "order": "program", "others": self.jail.others}, fds)
         self.wait(child)
         wall_s = time.monotonic() - started
         # Background processes end with the run: before the report, so that files no longer change when it arrives.
