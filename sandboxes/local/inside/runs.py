@@ -290,7 +290,14 @@ class _Session:
 
     def _python_cell(self, message: dict[str, Any], fds: list[int]) -> int | None:
         """Its end as a wait status; ``None`` where a limit ended it."""
-        interpreter = self._interpreter or self._begin()
+        try:
+            interpreter = self._interpreter or self._begin()
+        except NotStartedError:
+            if not self._runs.jail.usage()["oom"]:
+                raise
+            self._drop()  # the files that the session holds leave no memory for another
+            wire.close_all(fds)
+            return None
         token = os.urandom(TOKEN_BYTES)
         interpreter.order({"number": message["serial"], "token": token.hex()}, fds)
         if self._runs.wait(interpreter, interpreter.channel.fileno()):
