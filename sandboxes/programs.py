@@ -220,7 +220,7 @@ def _order(
         "arguments": program.arguments,
         "environ": {**place.environ, **program.environ},
     }
-    fetch = [check_path(path, "fetch") for path in program.fetch]
+    fetch = list(dict.fromkeys(check_path(path, "fetch") for path in program.fetch))
     payload = pack(head, [source, *files.values(), *executables.values()])
     message = {"order": "run", "show_work": bool(fetch)}
     return Order(message=message, parts=[payload, [program.stdin]], limits=limits, fetch=fetch)

@@ -203,9 +203,9 @@ class StreamLink:
         for fd in fds:
             most = self._order["max_bytes"]
             if message["event"] != "file":
-                names = self._order["fetch"]
-                for name, file, size in plain_files(fd, names, most):
-                    _send_file(names.index(name), file.fileno(), size)
+                places = {name: n for n, name in enumerate(self._order["fetch"])}
+                for name, file, size in plain_files(fd, places, most):
+                    _send_file(places[name], file.fileno(), size)
             elif message["size"] <= most:
                 _send_file(0, fd, message["size"])
             os.close(fd)

@@ -127,6 +127,8 @@ class LocalSlot:
         with self._at_work():
             self._order(message, [] if content is None else [wire.sealed([content])])
             answer, fds = self._answer(GRACE_S if content is None else 30.0)
+        if answer["event"] == "gone":
+            self._fail("the session has ended, because its first process was killed", begun=False)
         found = b""
         for fd in fds:
             with open(fd, "rb") as file:
@@ -147,7 +149,8 @@ class LocalSlot:
         try:
             yield
         finally:
-            self._weigh(active=False)
+            if self.alive:
+                self._weigh(active=False)
 
     def _order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         """Send an order, which begins a run or a session or belongs to the last, with descriptors, which are closed."""
@@ -158,16 +161,14 @@ class LocalSlot:
             self._fail(f"it takes no orders ({error.strerror})", begun=False)
 
     def _answer(self, timeout_s: float = GRACE_S) -> tuple[dict[str, Any], list[int]]:
-        """The answer to an order that involves no program."""
+        """The answer to an order that involves no program, or the notice that the session has ended."""
         deadline = time.monotonic() + timeout_s
         while True:
             if not _readable(deadline - time.monotonic(), self._work):
                 self._fail(f"no answer within {timeout_s:g} s")
             message, fds = self._receive()
-            if message["event"] != "gone":
+            if message["event"] != "gone" or self._gone == self._serial:
                 return message, fds
-            if self._gone == self._serial:
-                self._fail("the session has ended, because its first process was killed", begun=False)
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         """The next message; fails where none can come, or where it says that the jail failed."""
@@ -209,8 +210,8 @@ class LocalSlot:
 
     def end(self) -> None:
         """End the session that uses the slot; closes the slot if that fails."""
+        self._weigh(active=True)  # also where its init is gone: the next run is to have its share
         if self._gone < self._serial:
-            self._weigh(active=True)
             with contextlib.suppress(SandboxError):  # which has closed the slot
                 self._order({"order": "end"})
                 self._answer()
@@ -238,6 +239,7 @@ class LocalSlot:
         if not self.alive:
             return
         self.alive = False
+        self._weigh(active=True)  # init, which ends all, has the share of what it ends
         with contextlib.suppress(OSError):
             self._work.shutdown(socket.SHUT_RDWR)  # wakes another thread that waits on it; close alone would not
         self._work.close()

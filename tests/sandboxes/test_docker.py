@@ -35,7 +35,9 @@ def test_a_program_reads_and_writes(sandbox: DockerSandbox) -> None:
         import os, sys
         print(input(), sys.argv[1:], os.environ["SOME"], open("in/data.bin", "rb").read())
         sys.stderr.write("to stderr")
-        open("out.bin", "wb").write(bytes(range(256)))
+        for name in ("out.bin", os.fsdecode(b"\\xff")):
+            open(name, "wb").write(bytes(range(256)))
+        open("empty", "w")
         os.symlink("/etc/passwd", "link")
         os.mkdir("folder")
         sys.exit(7)
@@ -44,12 +46,12 @@ def test_a_program_reads_and_writes(sandbox: DockerSandbox) -> None:
         arguments=("a", "b c"),
         environ={"SOME": "value"},
         files={"in/data.bin": b"\x00\xff"},
-        fetch=("out.bin", "link", "folder", "nothing"),
+        fetch=("out.bin", "link", "folder", "./out.bin", "empty", "\udcff", *(f"nothing-{n:032}" for n in range(2000))),
     )
     assert (result.status, result.exit_code, result.signal) == ("error", 7, None), result
     assert result.stdout == b"first line ['a', 'b c'] value b'\\x00\\xff'\n"
     assert result.stderr == b"to stderr"
-    assert result.files == {"out.bin": bytes(range(256))}
+    assert result.files == {"out.bin": bytes(range(256)), "\udcff": bytes(range(256)), "empty": b""}
     assert result.memory_peak_mb is not None
     assert 5 < result.memory_peak_mb < 100
 

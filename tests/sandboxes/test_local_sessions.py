@@ -87,6 +87,15 @@ def test_a_child_out_of_memory_ends_the_cell(session: SandboxSession) -> None:
     assert session.run("1").stdout == b"1\n"
 
 
+def test_files_that_leave_no_memory_for_an_interpreter(sandbox: LocalSandbox) -> None:
+    fill = "open('/tmp/f', 'wb').write(bytes(150 << 20))"
+    for _ in range(8):
+        with sandbox.session(limits=Limits(memory_mb=64, files_mb=200)) as session:
+            assert session.run(fill).status == "memory"
+            if not session._lost:
+                assert session.run(fill).status == "memory"
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -20,6 +20,7 @@ from roll_envs.sandbox import Limits, Program
 from sandboxes.local import LocalSandbox
 from sandboxes.local.cgroups import PREFIX, find_cgroup_parent, remove_later
 from sandboxes.local.inside.cgroup import Cgroup
+from sandboxes.local.slot import LocalSlot
 
 LIMITS = Limits(wall_s=20.0)
 
@@ -131,6 +132,20 @@ def test_what_a_session_leaves_running_takes_only_time_that_nobody_wants(sandbox
         assert shares().count("2") == others + 1
     assert sandbox.run(Program(source="")).ok
     assert shares().count("2") == others
+    # Where its first process is gone too, as after a lack of memory, there is nobody to tell that it is over.
+    (slot,) = sandbox._pool._idle
+    assert isinstance(slot, LocalSlot)
+    for noticed in (False, True):
+        with sandbox.session():
+            first = slot._supervisor.pid
+            for _ in range(2):
+                first = int(Path(f"/proc/{first}/task/{first}/children").read_text("ascii"))
+            os.kill(first, signal.SIGKILL)
+            if noticed:
+                assert slot._answer()[0]["event"] == "gone"
+        assert sandbox.run(Program(source="")).ok
+        assert shares().count("2") == others
+    assert sandbox._pool._idle == [slot], "it was not replaced"
 
 
 def test_a_sigkill_from_outside_is_no_verdict(sandbox: LocalSandbox) -> None:

@@ -64,6 +64,15 @@ def test_the_watchdog(watched: LocalSandbox, source: str, status: str) -> None:
     assert result.memory_peak_mb > 1
 
 
+def test_so_many_processes_that_a_look_at_them_takes_long_are_ended_in_time(watched: LocalSandbox) -> None:
+    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    limits = Limits(memory_mb=512, wall_s=1.0, processes=250)
+    result = watched.run(Program(source=bomb), limits=limits)
+    assert (result.status, result.stdout, result.stderr) == ("timeout", b"", b"")
+    with watched.session(limits=limits) as session:
+        assert session.run(bomb).status == "timeout"
+
+
 def test_a_session_under_the_watchdog(watched: LocalSandbox) -> None:
     with watched.session() as session:
         session.upload("kept", b"k")

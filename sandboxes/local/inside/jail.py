@@ -7,11 +7,12 @@ Where no cgroup or file system limits memory, processes and files, a watchdog do
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import kernel
@@ -147,8 +148,8 @@ class Watchdog:
         self.fired = False
         """Whether the memory limit was exceeded."""
 
-    def exceeded(self) -> bool:
-        """Poll once.
+    def exceeded(self, stopped: Callable[[], bool]) -> bool:
+        """Poll once, as long as not ``stopped``.
 
         ``statm`` is cheap but ignores pages shared after a fork; only above the limit is the exact PSS read.
         """
@@ -158,9 +159,9 @@ class Watchdog:
         else:
             pids = sorted(kernel.descendants())
         if self._memory is not None:
-            used = self._sum(pids, exact=False)
+            used = self._sum(pids, stopped, exact=False)
             if used > self._memory:
-                used = self._sum(pids, exact=True)
+                used = self._sum(pids, stopped, exact=True)
                 self.fired = self.fired or used > self._memory
             self.peak = max(self.peak, used)
         return self.fired or (self._workspace is not None and self._too_many(pids, self._workspace))
@@ -171,12 +172,12 @@ class Watchdog:
             return True
         return self._looks % _FILES_EVERY == 0 and workspace.holds_more_than(self._files, self._inodes)
 
-    def _sum(self, pids: list[int], *, exact: bool) -> int:
+    def _sum(self, pids: list[int], stopped: Callable[[], bool], *, exact: bool) -> int:
         total = 0
         if self._workspace is None:
             state = os.statvfs(RUN_FILESYSTEM)
             total = (state.f_blocks - state.f_bfree) * state.f_frsize
-        for pid in pids:
+        for pid in itertools.takewhile(lambda _: not stopped(), pids):
             with contextlib.suppress(OSError, ValueError, IndexError):  # it may have ended meanwhile
                 total += _proportional(pid) if exact else _private(pid)
         return total
@@ -322,8 +323,8 @@ class LocalJail(Jail):
             self._watchdog = Watchdog(limits, self.workspace, memory=self._cgroup is None)
             self.tick_ms = Watchdog.interval_ms
 
-    def over_limit(self) -> bool:
-        return self._watchdog is not None and self._watchdog.exceeded()
+    def over_limit(self, stopped: Callable[[], bool]) -> bool:
+        return self._watchdog is not None and self._watchdog.exceeded(stopped)
 
     def usage(self) -> dict[str, Any]:
         if self._cgroup is not None:

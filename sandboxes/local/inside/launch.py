@@ -88,7 +88,8 @@ class Jail(abc.ABC):
         Raises ``OSError`` EBUSY where more memory is held than that.
         """
 
-    def over_limit(self) -> bool:
+    def over_limit(self, stopped: Callable[[], bool]) -> bool:
+        """Look once, as long as not ``stopped``: among hundreds of busy processes a look takes seconds."""
         return False
 
     @abc.abstractmethod

@@ -125,7 +125,8 @@ class Runs:
         while True:
             ready = self.link.wait([child.ended, *also], self.jail.tick_ms or REAP_MS)
             self._reap()
-            if self.link.stopped or self.jail.over_limit():
+            over = not self.link.stopped and self.jail.over_limit(self._told_to_stop)
+            if over or self.link.stopped:
                 self.link.stopped = True
                 kill_all()
                 return False
@@ -133,6 +134,10 @@ class Runs:
                 return False
             if set(also).intersection(ready):
                 return True
+
+    def _told_to_stop(self) -> bool:
+        self.link.wait([], 0)
+        return self.link.stopped
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -151,7 +156,9 @@ class Runs:
         child = self.take()
         self.jail.limit(message["limits"])
         started = time.monotonic()
-        child.order({**message, "order": "program", "others": self.jail.others}, fds)
+        # Not all of the message: names of files to fetch may be longer than a packet.
+        told = {name: message[name] for name in ("limits", "show_work")}
+        child.order({**told, "order": "program", "others": self.jail.others}, fds)
         self.wait(child)
         wall_s = time.monotonic() - started
         # Background processes end with the run: before the report, so that files no longer change when it arrives.
@@ -283,7 +290,14 @@ class _Session:
 
     def _python_cell(self, message: dict[str, Any], fds: list[int]) -> int | None:
         """Its end as a wait status; ``None`` where a limit ended it."""
-        interpreter = self._interpreter or self._begin()
+        try:
+            interpreter = self._interpreter or self._begin()
+        except NotStartedError:
+            if not self._runs.jail.usage()["oom"]:
+                raise
+            self._drop()  # the files that the session holds leave no memory for another
+            wire.close_all(fds)
+            return None
         token = os.urandom(TOKEN_BYTES)
         interpreter.order({"number": message["serial"], "token": token.hex()}, fds)
         if self._runs.wait(interpreter, interpreter.channel.fileno()):
