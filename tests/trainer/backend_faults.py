@@ -457,8 +457,8 @@ FAULTS = {
         Fault(
             "a restart begins anew",
             LOOP,
-            "counters = _Counters.load(state, self.folder.path)\n        run =",
-            "counters = _Counters()\n        run =",
+            "counters = Counters.load(state, self.folder.path)\n        run =",
+            "counters = Counters()\n        run =",
             "test_learner_ranks or test_loop_wiring or test_saving",
         ),
         Fault(

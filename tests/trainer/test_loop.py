@@ -813,8 +813,12 @@ def test_a_terminal_that_ends_may_send_two_signals() -> None:
                 os.kill(os.getpid(), signal.SIGHUP)
                 time.sleep(0.01)
 
-    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
-        hang_up()
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run below nohup
+    try:
+        with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
+            hang_up()
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert not interrupts.interrupted_midway
 
 
