@@ -24,10 +24,11 @@ from hypothesis import strategies as st
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraError, SandboxError
 from roll_envs.sandbox import Limits, make_sandbox
+from sandboxes.docker.channel import Channel
 from sandboxes.docker.engine import Shape
 from sandboxes.docker.pid1 import ANSWER, FIRST_FILE, STDERR, STDOUT
 from sandboxes.docker.sandbox import DockerSandbox
-from sandboxes.docker.slot import _BOOT, Channel, _code, judge
+from sandboxes.docker.slot import _BOOT, _code, judge
 from sandboxes.local.inside.files import wipe
 from sandboxes.local.inside.launch import STARTED, Child
 from sandboxes.local.inside.runs import serve_session
