@@ -32,7 +32,8 @@ learn-llm: models/smollm2-135m/config.json ## train a language model to play Fro
 
 # Small models are quicker on one thread, above all on a busy machine. The tests start some hundred processes, each of
 # which would compile the packages anew where the environment forbids to keep what is compiled.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest
+# PyTorch prints stack traces of connections that tests let fail; what it raises is seen all the same.
+PYTEST := PYTHONDONTWRITEBYTECODE= TORCH_CPP_LOG_LEVEL=FATAL OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest
 # Tests of one file stay together because they share what is slow to make. Files start in the order of their names:
 # xdist's own order is by the number of tests, which leaves the few long ones for the end. The quick tests have more
 # processes than most machines have cores, since those of sandboxes and servers mostly wait; the long ones compute.
