@@ -203,6 +203,11 @@ DOUBLE = "print(2 * int(input()))"
 EXAMPLES = json.dumps({"inputs": ["n = 2\narr[] = {5,10}"], "outputs": ["15"]})
 MANY = list(range(10**6, 10**6 + 200_000))
 BESIDE = {"fn_name": "f", "inputs": [["3 5"]], "outputs": ["15"]}
+FIRST = {
+    "prompt": 'def first(x):\n    """The first above 1."""\n',
+    "test": "def check(candidate):\n    assert candidate([1, 2]) == 2",
+    "entry_point": "first",
+}
 ROWS: dict[str, tuple[str, str, Any]] = {
     "lists in lists": ("def f(a): return sorted(a)", "def f(a): return a", LISTS),
     "integer keys": (
@@ -557,12 +562,19 @@ ROWS: dict[str, tuple[str, str, Any]] = {
     "the rest of a prompt, stripped": (
         "for each in x:\n        if each > 1:\n            return each",
         "return x[0]",
-        {
-            "prompt": 'def first(x):\n    """The first above 1."""\n',
-            "test": "def check(candidate):\n    assert candidate([1, 2]) == 2",
-            "entry_point": "first",
-        },
+        FIRST,
     ),
+    "the rest of a prompt, stripped, that begins with a function": (
+        "def above(each):\n        return each > 1\n    return next(filter(above, x))",
+        "def above(each):\n        return each < 2\n    return next(filter(above, x))",
+        FIRST,
+    ),
+    "the rest of a prompt, stripped, with more behind it": (
+        "return x[1]\n\n\ndef main():\n    print(first([1, 2]))\n\nif __name__ == '__main__':\n    main()",
+        "return x[0]\n\n\ndef main():\n    print(first([1, 2]))",
+        FIRST,
+    ),
+    "an answer that could be the rest of a prompt": ("first = lambda x: x[1]", "return first(x)", FIRST),
     "deep calls": (
         "def f(x): return x and 1 + f(x - 1)",
         "def f(x): return f(x)",

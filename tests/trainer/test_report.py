@@ -361,6 +361,15 @@ def test_the_summary_is_json_with_seed_versions_and_phases() -> None:
     assert (data["total_seconds"], data["k"]) == (9.5, 1)
 
 
+def test_what_no_episode_was_measured_by_is_no_number_in_the_summary() -> None:
+    nothing = phase_result("after", [], seconds=2.0, step=40)
+    mixed = replace(BEFORE, environments=(replace(BEFORE, name="a"), replace(nothing, name="b")))
+    first, last = json.loads(json.dumps(summary(CONFIG, [mixed, nothing], {})))["phases"]
+    assert (last["tasks"], last["seconds"], last["step"], last["name"]) == (0, 2.0, 40, "after")
+    assert {last[name] for name in ("success", "interval_low", "interval_high", "turns", "mean_return")} == {None}
+    assert [part["success"] for part in (first, *first["environments"])] == [0.25, 0.25, None]
+
+
 def finished_run(output: Path, seed: int, env_id: str = "roll/FrozenLake-v0") -> Path:
     config = CONFIG.model_copy(update={"output": str(output), "seed": seed, "env": EnvConfig(id=env_id)})
     with RunFolder.create(config) as folder:

@@ -184,7 +184,7 @@ def summary(
         "name": config.name,
         "env": config.environment_words,
         "seed": config.seed,
-        "phases": [asdict(phase) for phase in phases],
+        "phases": [_written(phase) for phase in phases],
         "training_seconds": dict(seconds),
         "total_seconds": sum(seconds.values()),
         "versions": versions(),
@@ -192,6 +192,13 @@ def summary(
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         **more,
     }
+
+
+def _written(phase: PhaseResult) -> dict[str, Any]:
+    """As plain data: ``None`` is measured where no episode counts."""
+    known = evaluation_metrics(phase)
+    data = {name: known.get(name) if isinstance(value, float) else value for name, value in asdict(phase).items()}
+    return data | {"environments": [_written(part) for part in phase.environments]}
 
 
 def _mean(total: float, count: int) -> float:

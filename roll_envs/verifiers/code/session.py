@@ -53,7 +53,7 @@ class Jail:
         self._name, self.mark = f"_judge_{secrets.token_hex(8)}", secrets.token_hex(8)
         self.wall_s, self.memory_mb = 0.0, 0.0
 
-    def start(self, made: str, *given: str, modules: tuple[str, ...], wall_s: float) -> None:
+    def start(self, made: str, *given: tuple[str, ...], modules: tuple[str, ...], wall_s: float) -> None:
         """Load the modules and make the object: ``made`` of the last one, of the mark, ``given`` and an identity."""
         identity = secrets.token_hex(16)
         source = f"{self._name}['{_PACKAGE}.{modules[-1]}'].{made}{(self.mark, *given, identity)!r}"
@@ -128,7 +128,8 @@ def _ending(result: RunResult) -> tuple[str, str]:
 class Testing:
     """One run of the tests of a row against one answer."""
 
-    source: str
+    sources: tuple[str, ...]
+    """The answer's code, alone and behind what a prompt gives; the first that compiles counts."""
     plan: dict[str, Any]
     answers: Sandbox
     tests: Sandbox
@@ -165,7 +166,7 @@ class Testing:
 
     def beside(self) -> dict[str, Any]:
         """The same tests in the answer's jail."""
-        return self._again(self.answers, f", answer={self.source!r}")
+        return self._again(self.answers, f", answer={self.sources!r}")
 
     def _again(self, sandbox: Sandbox, how: str) -> dict[str, Any]:
         self._until = max(self._until, time.monotonic() + self._most_s)
@@ -263,7 +264,7 @@ class Testing:
         self._until += time.monotonic() - started
         modules = ("frames", "values", "patches", "shared", "preamble", "answer")
         try:
-            jail.start("Answer", self.source, modules=modules, wall_s=self.limits.wall_s)
+            jail.start("Answer", self.sources, modules=modules, wall_s=self.limits.wall_s)
         except BaseException as error:
             jail.close()
             self._ended = error if isinstance(error, JailEnded) else None

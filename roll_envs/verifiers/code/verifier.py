@@ -46,8 +46,6 @@ _TESTS = re.compile(
     r"\s*(?:(?:\[\s*)?\{|(?:\[\s*[\"'])?assert\b|(?:async )?def test_|def check\(candidate|class Test)"
 )
 """How a text of tests begins: like JSON of tests, or with a check behind imports. A solution may make some, too."""
-_OF_BODY = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
-"""What only the body of a function has in it."""
 _YES_NO = re.compile(r"(?i)\b(?:yes|no)\b")
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _MISSING = re.compile(r"No module named '(\w+)")
@@ -126,19 +124,19 @@ class CodeVerifier:
     def cases(self, source: str, plan: Plan) -> list[CaseResult]:
         """The result of each test of a program. Raises :class:`Unusable` for tests that are at fault or that only their
         own jail beside the program could run, and what the sandbox raises."""
-        prompt = "" if plan.runs else plan.prompt  # that of a program is of prose
-        if source.lstrip("\n")[:1] in (" ", "\t"):
-            source = prompt + source
-        elif f"def {plan.entry_point}" in prompt and "def " not in source and _OF_BODY.search(source):
-            source = f"{prompt}    {source}"  # blanks before an answer are often taken off
-        source = _behind(plan.prefix, source) if plan.prefix else source
-        if len(source) > _MAX_SOURCE:
-            detail = f"the code has {len(source)} characters; at most {_MAX_SOURCE} are judged"
+        sources = [source]
+        if plan.prompt and not plan.runs:  # that of a program is of prose
+            # It may go on from the prompt; blanks before an answer are often taken off.
+            sources += [plan.prompt + source, f"{plan.prompt}    {source}"]
+        sources = [_behind(plan.prefix, text) for text in sources] if plan.prefix else sources
+        source, length = sources[0], max(map(len, sources))
+        if length > _MAX_SOURCE:
+            detail = f"the code has {length} characters; at most {_MAX_SOURCE} are judged"
             return [CaseResult(name="test 1", status="compile", detail=detail)]
         plan = replace(plan, language=self.language or plan.language)
         if plan.language != "python" and not plan.runs:
             raise Unusable(f"calls and asserts are for python; give stdin tests for {plan.language}")
-        found = self._runs(source, plan) if plan.runs else self._tests(source, plan)
+        found = self._runs(source, plan) if plan.runs else self._tests(sources, plan)
         if plan.language == "python":
             self._check_libraries(source, found)
         return found
@@ -225,10 +223,10 @@ class CodeVerifier:
     def _tests_made(self) -> Sandbox:
         return _made(self.tests_sandbox) if self.tests_sandbox is not None else _tests_jail()
 
-    def _tests(self, source: str, plan: Plan) -> list[CaseResult]:
+    def _tests(self, sources: Sequence[str], plan: Plan) -> list[CaseResult]:
         # The jail of the tests is taken first, and none who holds one of the answer's waits for it.
         testing = Testing(
-            source=source, plan=_orders(plan, self.tolerance), limits=self.limits, total_s=self.total_s,
+            sources=tuple(sources), plan=_orders(plan, self.tolerance), limits=self.limits, total_s=self.total_s,
             answers=_made(self.sandbox, self.sandbox_kwargs), tests=self._tests_made(), keep=self.tests_sandbox is None,
         )  # fmt: skip
         beside = False

@@ -23,7 +23,7 @@ from typing import Any
 from roll_envs.verifiers.code.inside.patches import Patched, StandIn
 from roll_envs.verifiers.code.inside.preamble import raise_limits
 from roll_envs.verifiers.code.inside.shared import Files, obey
-from roll_envs.verifiers.code.inside.values import CONTENT, Nodes, decode, encode, told
+from roll_envs.verifiers.code.inside.values import CONTENT, Nodes, compiled, decode, encode, told
 
 _CHANGING = ("l", "d", "S", "Y", "Q", "C", "O", "a", "dd", "pd")
 """Tags of values that can be changed in place."""
@@ -33,8 +33,8 @@ STACK_BYTES = 64 << 20
 class Answer:
     """The answer's module with the objects that the tests hold handles of."""
 
-    def __init__(self, mark: str, source: str, identity: str) -> None:
-        self._mark, self._source = mark, source
+    def __init__(self, mark: str, sources: tuple[str, ...], identity: str) -> None:
+        self._mark, self._sources = mark, sources
         self._kept: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._nodes = Nodes({})
@@ -106,7 +106,7 @@ class Answer:
         self.space = module.__dict__
         self.given.update({**below, **vars(builtins)})
         self.space["__builtins__"] = self.given
-        exec(compile(self._source, "<answer>", "exec", dont_inherit=True), self.space)
+        exec(compiled(self._sources), self.space)
         return {"value": None}
 
     def _handled(self, request: dict[str, Any]) -> dict[str, Any]:

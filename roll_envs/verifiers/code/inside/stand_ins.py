@@ -21,7 +21,7 @@ from typing import Any
 from roll_envs.verifiers.code.inside.compare import plain_value, readings
 from roll_envs.verifiers.code.inside.proxies import BINARY, Counts, Fault, Link
 from roll_envs.verifiers.code.inside.reading import ANSWER_MODULES, prepared
-from roll_envs.verifiers.code.inside.values import encode, request
+from roll_envs.verifiers.code.inside.values import compiled, encode, request
 
 MOST_BYTES = 2 << 20
 """Of the calls of a batch together; the output of a cell is limited."""
@@ -68,8 +68,8 @@ class Beside(Counts):
 
     asked = 1
 
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self, sources: tuple[str, ...]) -> None:
+        self._sources = sources
         self._module: Any = None
 
     def names(self, names: list[str]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Beside(Counts):
             self._module = types.ModuleType("solution")
             sys.modules.update(dict.fromkeys(ANSWER_MODULES - {"__main__", "code"}, self._module))
             try:
-                exec(compile(self._source, "<answer>", "exec", dont_inherit=True), self._module.__dict__)
+                exec(compiled(self._sources), self._module.__dict__)
             except BaseException as error:
                 raise Fault("error", f"{type(error).__name__}: {error}") from None
         return {name: None for name in names if hasattr(self._module, name)}

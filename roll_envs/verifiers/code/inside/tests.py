@@ -110,7 +110,7 @@ def _requests(plan: dict[str, Any]) -> list[str]:
     return []
 
 
-def _link(channel: Any, *, control: bool = False, answer: str | None = None) -> Any:
+def _link(channel: Any, *, control: bool = False, answer: tuple[str, ...] | None = None) -> Any:
     """The answer's jail; or with ``control`` an answer that allows everything; or its source, to run beside the
     tests."""
     return Control() if control else Link(channel) if answer is None else Beside(answer)

@@ -298,3 +298,11 @@ def _synced(old: Any, new: Any) -> Any:
         sync(old, new)
         return old
     return new
+
+
+def compiled(sources: tuple[str, ...]) -> types.CodeType:
+    """The first of these that compiles. Where none does, raises what the first raises."""
+    for source in sources:
+        with contextlib.suppress(SyntaxError, ValueError):
+            return compile(source, "<answer>", "exec", dont_inherit=True)
+    return compile(sources[0], "<answer>", "exec", dont_inherit=True)
