@@ -25,6 +25,7 @@ from webshop_made import COMMON, RARE, build_in_segments, make_data
 from envs.webshop import commands
 from envs.webshop.disk import CatalogueError, DiskCatalogue, open_index
 from envs.webshop.disk import index as index_module
+from envs.webshop.disk.format import CatalogueFiles, read_manifest
 from envs.webshop.goals import draw_price, human_goals, shuffled, synthetic_goals
 from envs.webshop.original import Listing, read_listings
 from envs.webshop.search import MemoryIndex, document_text
@@ -55,6 +56,14 @@ def listings(data: Path) -> list[Listing]:
 def memory(listings: list[Listing]) -> MemoryIndex:
     products = [listing.product for listing in listings]
     return MemoryIndex.build(map(document_text, products), [product.asin for product in products])
+
+
+def test_a_catalogue_that_nobody_holds_is_closed(built: Path) -> None:
+    files = CatalogueFiles(built, read_manifest(built))
+    database = files._database
+    del files
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        database.execute("SELECT 1")
 
 
 # --- products, goals, search --------------------------------------------------------------------------------------

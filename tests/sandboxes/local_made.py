@@ -32,3 +32,8 @@ def local_sandbox(**kwargs: Any) -> Iterator[LocalSandbox]:
 
 _tried: list[str] = []
 """Why it cannot be made here, once that is known; empty text where it can."""
+
+
+def without_marks(stderr: bytes) -> str:
+    """A traceback without the marks below its lines, of which each release of Python sets others."""
+    return "".join(line for line in stderr.decode().splitlines(keepends=True) if line.strip("~^ \n"))

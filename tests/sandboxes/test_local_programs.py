@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_made import local_sandbox
+from local_made import local_sandbox, without_marks
 
 from roll_envs.errors import ConfigError
 from roll_envs.sandbox import COMPILED, LANGUAGES, Isolation, Language, Limits, Program, RunResult
@@ -82,13 +82,12 @@ def test_ends(sandbox: LocalSandbox, source: str, status: str, code: int | None,
 def test_an_exception_is_shown_without_our_frames(sandbox: LocalSandbox) -> None:
     result = run(sandbox, "def f(x):\n    return 1 / x\nf(0)\n")
     assert result.exit_code == 1
-    assert result.stderr.decode() == (
+    assert without_marks(result.stderr) == (
         "Traceback (most recent call last):\n"
         '  File "/work/main.py", line 3, in <module>\n'
         "    f(0)\n"
         '  File "/work/main.py", line 2, in f\n'
         "    return 1 / x\n"
-        "           ~~^~~\n"
         "ZeroDivisionError: division by zero\n"
     )
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from local_made import local_sandbox
+from local_made import local_sandbox, without_marks
 
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits, SandboxSession
@@ -56,7 +56,7 @@ def test_an_exception_costs_nothing(session: SandboxSession) -> None:
     session.run("x = 1")
     result = session.run("def f():\n    raise ValueError(x)\nf()")
     assert (result.status, result.exit_code, result.stdout) == ("error", 1, b"")
-    assert result.stderr.decode() == (
+    assert without_marks(result.stderr) == (
         "Traceback (most recent call last):\n"
         '  File "<cell 2>", line 3, in <module>\n    f()\n'
         '  File "<cell 2>", line 2, in f\n    raise ValueError(x)\nValueError: 1\n'

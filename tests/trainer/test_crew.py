@@ -29,11 +29,11 @@ class QueueLinks:
         self._sent: list[SimpleQueue[bytes]] = [SimpleQueue() for _ in ranks]
         self._said: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
         for number, rank in enumerate(ranks):
-            say: Callable[[memoryview], None] = partial(self._say, number)
+            say: Callable[[bytes], None] = partial(self._say, number)
             threading.Thread(target=serve, args=(rank, number, self._sent[number].get, say), daemon=True).start()
 
-    def _say(self, rank: int, frame: memoryview) -> None:
-        self._said.put((rank, bytes(frame)))
+    def _say(self, rank: int, frame: bytes) -> None:
+        self._said.put((rank, frame))
 
     def lose(self, rank: int) -> None:
         self._lost.add(rank)
@@ -42,8 +42,8 @@ class QueueLinks:
     def name(self, rank: int) -> str:
         return f"thread {rank}"
 
-    def send(self, rank: int, frame: memoryview) -> None:
-        self._sent[rank].put(bytes(frame))
+    def send(self, rank: int, frame: bytes) -> None:
+        self._sent[rank].put(frame)
 
     def receive(self, timeout_s: float) -> tuple[int, bytes | None] | None:
         try:

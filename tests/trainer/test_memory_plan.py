@@ -107,6 +107,14 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 200, "max_window_layers"
 PPO = ("algorithm=ppo", "learner.precision=bfloat16", "optimizer.name=muon")
 
 
+def test_counting_leaves_the_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(**_: Any) -> None:
+        raise AssertionError("a look at its stream would make a context on a GPU")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", asked)
+    assert count(config(), MODEL).optimizer > 0
+
+
 @pytest.mark.parametrize(
     ("model", "overrides"),
     [

@@ -42,7 +42,7 @@ class Links(Protocol):
         """Which process it is, for people."""
         ...
 
-    def send(self, rank: int, frame: memoryview) -> None:
+    def send(self, rank: int, frame: bytes) -> None:
         """Raises OSError when it is gone."""
         ...
 
@@ -122,7 +122,7 @@ class Crew:
         number, asking = self._number, 0
         results: dict[int, Any] = {}
         errors: dict[int, Failure] = {}
-        frame: memoryview | None = None
+        frame: bytes | None = None
         for rank, own in enumerate(arguments):
             if frame is None or own is not arguments[rank - 1]:  # the same ones are packed once
                 frame = packed(Call(number, method, own))
@@ -155,7 +155,7 @@ class Crew:
             raise self._failed(method, errors)
         return [results[rank] for rank in range(self.count)]
 
-    def _send(self, rank: int, frame: memoryview, method: str) -> None:
+    def _send(self, rank: int, frame: bytes, method: str) -> None:
         try:
             self._links.send(rank, frame)
         except OSError:
@@ -264,7 +264,7 @@ class LocalLinks:
     def name(self, rank: int) -> str:
         return f"process {self._processes[rank].pid}"
 
-    def send(self, rank: int, frame: memoryview) -> None:
+    def send(self, rank: int, frame: bytes) -> None:
         self._pipes[rank].send_bytes(frame)
 
     def receive(self, timeout_s: float) -> tuple[int, bytes | None] | None:

@@ -212,7 +212,7 @@ def _listed(releases: dict[str, str], names: list[str]) -> str:
     return ", ".join(f"{name} {releases.get(name, 'not at all')}" for name in names)
 
 
-def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callable[[memoryview], None]) -> None:
+def serve(rank: object, number: int, receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
     """Run the calls that ``receive`` gives, as methods of ``rank``, until it raises EOFError or OSError: the process
     ends then, whatever it does. An iterator that a method of rank 0 returns is sent item by item."""
     calls: SimpleQueue[Call | Item] = SimpleQueue()

@@ -71,9 +71,9 @@ class RayLinks:
     def name(self, rank: int) -> str:
         return f"actor {self._actors[rank]._actor_id.hex()[:8]}"
 
-    def send(self, rank: int, frame: memoryview) -> None:
+    def send(self, rank: int, frame: bytes) -> None:
         try:
-            self._actors[rank].put.remote(bytes(frame))
+            self._actors[rank].put.remote(frame)
         except Exception as error:  # Ray was shut down
             raise OSError(str(error)) from error
 
@@ -157,8 +157,8 @@ class RankActor:
         """Return never: the call fails when the actor is gone."""
         threading.Event().wait()
 
-    def _say(self, frame: memoryview) -> None:
-        self._says.put(bytes(frame))
+    def _say(self, frame: bytes) -> None:
+        self._says.put(frame)
 
 
 def cluster_wish(config: RunConfig) -> ClusterWish:

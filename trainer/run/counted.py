@@ -222,6 +222,8 @@ def _count_all(config: RunConfig, model: Any, plain: Any) -> Counted:
         value.grad = torch.empty_like(value)
     state = 0
     for optimizer in optimizers:
+        # It would look at the stream of a GPU, and so make a context there in a process that may not need one.
+        vars(optimizer)["_accelerator_graph_capture_health_check"] = lambda: None
         optimizer.step()
         state += sum(x.nbytes for of in optimizer.state.values() for x in of.values() if torch.is_tensor(x))
     experts = sum(p.numel() for name, p in plain.named_parameters() if ".experts." in name)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -199,6 +200,7 @@ class CatalogueFiles:
         self.arrays = {name: _map_array(folder / name, dtype) for name, dtype in ARRAYS.items()}
         uri = f"{(folder / DATABASE).as_uri()}?mode=ro&immutable=1"
         self._database = sqlite3.connect(uri, uri=True, check_same_thread=False)
+        weakref.finalize(self, self._database.close)
         # Mapped, its first 2 GiB.
         self._database.execute(f"PRAGMA mmap_size = {2**31}")
 

@@ -22,6 +22,7 @@ import datetime
 import fractions
 import functools
 import heapq
+import importlib.util
 import itertools
 import json
 import math
@@ -57,3 +58,11 @@ def raise_limits() -> None:
     vars(time).setdefault("clock", time.perf_counter)
     for name in collections.abc.__all__:
         vars(collections).setdefault(name, getattr(collections.abc, name))
+    if (3, 12) <= sys.version_info < (3, 14):
+        # Their functools.cache calls through C, where calls go a thousand deep at most, whatever the limit is.
+        spec: Any = importlib.util.find_spec("functools")
+        in_python = importlib.util.module_from_spec(spec)
+        in_c, sys.modules["_functools"] = sys.modules["_functools"], None
+        spec.loader.exec_module(in_python)
+        sys.modules["_functools"] = in_c
+        vars(functools)["_lru_cache_wrapper"] = vars(in_python)["_lru_cache_wrapper"]
