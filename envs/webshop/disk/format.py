@@ -199,7 +199,8 @@ class CatalogueFiles:
         self.folder, self.manifest = folder, manifest
         self.arrays = {name: _map_array(folder / name, dtype) for name, dtype in ARRAYS.items()}
         uri = f"{(folder / DATABASE).as_uri()}?mode=ro&immutable=1"
-        self._database = sqlite3.connect(uri, uri=True, check_same_thread=False)
+        # From Python 3.12 on, threads that ask the same at once would share a kept statement, and read each other's rows.
+        self._database = sqlite3.connect(uri, uri=True, check_same_thread=False, cached_statements=0)
         weakref.finalize(self, self._database.close)
         # Mapped, its first 2 GiB.
         self._database.execute(f"PRAGMA mmap_size = {2**31}")
