@@ -77,14 +77,19 @@ class ProcessLink:
         until = time.monotonic() + wait_s
         with self._reaping:
             if self._process.returncode is None:
-                # It is left a zombie while its session is killed, so that nobody else can have its number.
-                flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
-                while os.waitid(os.P_PID, self._process.pid, flags) is None and time.monotonic() < until:
+                while not self._has_ended() and time.monotonic() < until:
                     time.sleep(0.005)
-                os.killpg(self._process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody of its session is left
+                    os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
                 os.close(self._lifeline)
             return self._process.returncode
+
+    def _has_ended(self) -> bool:
+        """It is left a zombie while its session is killed, so that nobody else can have its number."""
+        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+            return self._process.poll() is not None
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 def _signal_name(number: int) -> str:

@@ -213,6 +213,13 @@ def test_a_worker_that_dies_is_named_and_replaced(one: EnvWorkers, action: str, 
     assert reset(neighbour) == reset(fresh)  # made anew
 
 
+def test_a_system_without_waitid_names_what_died(one: EnvWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "waitid")
+    error = made(one).ask(StepRequest("exit 3")).exception(WAIT_S)
+    assert str(error).endswith(f") ended with exit code 3 during step of {OBEDIENT}")
+    reset(made(one))
+
+
 def test_what_an_environment_started_ends_with_its_worker(one: EnvWorkers) -> None:
     env = made(one)
     reset(env)

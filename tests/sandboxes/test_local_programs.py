@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -390,6 +391,20 @@ def test_a_language_whose_compiler_is_missing_says_what_to_install(
     row = ROWS[language]
     words = f"{re.escape(row.tool)}.*{re.escape(row.package)}"
     with pytest.raises(ConfigError, match=words), local_sandbox(slots=1, languages=(language,)):
+        pass
+
+
+def test_a_rustup_without_a_toolchain_costs_no_other_language(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rustup = tmp_path / "rustup"
+    rustup.write_text("#!/bin/sh\necho 'error: no default toolchain is set' >&2\nexit 1\n")
+    rustup.chmod(0o755)
+    (tmp_path / "rustc").symlink_to(rustup)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with local_sandbox(slots=1) as made:
+        assert run(made, "print(1)").stdout == b"1\n"
+        with pytest.raises(ConfigError, match="language 'rust'"):
+            made.run(Program(source="", language="rust"))
+    with pytest.raises(ConfigError, match="language 'rust' needs a toolchain"), local_sandbox(languages=("rust",)):
         pass
 
 
