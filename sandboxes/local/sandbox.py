@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -56,6 +57,11 @@ class LocalSandbox(SlotSandbox):
         preload: Sequence[str] = (),
         minimum_isolation: Tier = "full",
     ) -> None:
+        if sys.platform != "linux":
+            raise SandboxError(
+                f"the local sandbox needs Linux, and this is {sys.platform}; "
+                "use make_sandbox('docker'), or make_sandbox('remote', url=...) with a service on another machine"
+            )
         super().__init__(slots, limits)
         view = host.view_of_host(host.installed_languages() if languages is None else languages, python_paths)
         self.isolation = self._choose_isolation(view, minimum_isolation, preload)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +31,32 @@ def watched(no_cgroups: None) -> Iterator[LocalSandbox]:
 def test_a_weaker_tier_is_refused_with_the_reason_and_the_way(no_cgroups: None) -> None:
     with pytest.raises(SandboxError, match=r"this is a test.*minimum_isolation='no-cgroup'"):
         LocalSandbox(slots=1)
+
+
+_ON_MACOS = """
+import ctypes, sys
+from roll_envs import make_sandbox
+
+class WithoutLinux(ctypes.CDLL):
+    def __getattr__(self, name):
+        if self._name is None and name in ("prctl", "mount", "syscall", "unshare"):
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+import multiprocessing.connection, pydantic.fields, zoneinfo  # which look at the platform themselves
+ctypes.CDLL, sys.platform = WithoutLinux, "darwin"
+import sandboxes.docker
+try:
+    make_sandbox("local")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_other_systems_are_told_what_to_use() -> None:
+    told = subprocess.run([sys.executable, "-c", _ON_MACOS], capture_output=True, text=True, timeout=60, check=False)
+    assert told.stderr == ""
+    assert told.stdout.startswith("SandboxError the local sandbox needs Linux, and this is darwin; use make_sandbox('d")
 
 
 def test_the_tier_is_in_every_result(watched: LocalSandbox) -> None:

@@ -198,7 +198,7 @@ def _written(phase: PhaseResult) -> dict[str, Any]:
     """As plain data: ``None`` is measured where no episode counts."""
     known = evaluation_metrics(phase)
     data = {name: known.get(name) if isinstance(value, float) else value for name, value in asdict(phase).items()}
-    return data | {"environments": [_written(part) for part in phase.environments]}
+    return data | {"environments": tuple(map(_written, phase.environments))}
 
 
 def _mean(total: float, count: int) -> float:

@@ -199,7 +199,7 @@ class CatalogueFiles:
         self.folder, self.manifest = folder, manifest
         self.arrays = {name: _map_array(folder / name, dtype) for name, dtype in ARRAYS.items()}
         uri = f"{(folder / DATABASE).as_uri()}?mode=ro&immutable=1"
-        # From Python 3.12 on, threads that ask the same at once would share a kept statement, and read each other's rows.
+        # No statement is kept: threads of Python 3.12 and newer would share it, and read each other's rows.
         self._database = sqlite3.connect(uri, uri=True, check_same_thread=False, cached_statements=0)
         weakref.finalize(self, self._database.close)
         # Mapped, its first 2 GiB.
