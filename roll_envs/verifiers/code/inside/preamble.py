@@ -65,4 +65,5 @@ def raise_limits() -> None:
         in_c, sys.modules["_functools"] = sys.modules["_functools"], None
         spec.loader.exec_module(in_python)
         sys.modules["_functools"] = in_c
-        vars(functools)["_lru_cache_wrapper"] = vars(in_python)["_lru_cache_wrapper"]
+        for name in ("cache", "lru_cache"):
+            vars(functools)[name] = globals()[name] = vars(in_python)[name]
