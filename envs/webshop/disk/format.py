@@ -201,7 +201,7 @@ class CatalogueFiles:
         uri = f"{(folder / DATABASE).as_uri()}?mode=ro&immutable=1"
         # No statement is kept: threads of Python 3.12 and newer would share it, and read each other's rows.
         self._database = sqlite3.connect(uri, uri=True, check_same_thread=False, cached_statements=0)
-        weakref.finalize(self, self._database.close)
+        weakref.finalize(self, self._database.close).atexit = False  # threads may still read then
         # Mapped, its first 2 GiB.
         self._database.execute(f"PRAGMA mmap_size = {2**31}")
 
