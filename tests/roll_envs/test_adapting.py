@@ -195,6 +195,23 @@ def test_an_episode_of_cartpole_by_hand() -> None:
     assert (info["success"], info["action_is_valid"], info["reward_parts"]) == (True, True, {"env": 1.0, "format": 0.0})
 
 
+def test_options_ends_and_closing_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, bare = cartpole(), gymnasium.make("CartPole-v1").unwrapped
+    start: dict[str, Any] = {"seed": 7, "options": {"low": 0.2, "high": 0.21}}
+    seen = bare.reset(**start)[0]
+    assert env.reset(**start)[0] == f"The pole leans {seen[2]:+.3f} rad and turns {seen[3]:+.3f} rad/s."
+    inner = Switches()
+    longer = adapt(inner, actions={"Neither": np.zeros(2, np.int8)}, max_turns=9)
+    longer.reset(seed=0)
+    inner._lamps[:] = 0
+    ends = [longer.step("<answer>Neither</answer>")[2:4] for _ in range(3)]
+    assert ends == [(False, False), (False, False), (False, True)]
+    closed: list[bool] = []
+    monkeypatch.setattr(inner, "close", lambda: closed.append(True))
+    longer.close()
+    assert closed == [True]
+
+
 def test_an_answer_that_names_no_action_leaves_the_environment_alone() -> None:
     env = lake()
     before, _ = env.reset(seed=0)
