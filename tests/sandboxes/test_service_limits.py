@@ -23,7 +23,7 @@ OWN = Limits(wall_s=4.0, memory_mb=200, processes=7, output_bytes=3000, files_mb
 @pytest.fixture(scope="module")
 def service() -> Iterator[Running]:
     bounds: dict[str, Any] = {"max_run_s": 30, "max_request_s": 50, "max_processes": 70, "max_output_bytes": 5000}
-    with running(**bounds, max_memory_mb=700, default_memory_mb=300) as service:
+    with running(**bounds, max_memory_mb=700, default_memory_mb=300, max_code_bytes=1000) as service:
         yield service
 
 
@@ -133,14 +133,41 @@ def test_the_wait_for_a_slot_is_bounded() -> None:
 JUDGED = {"code": "x", "tests": {"inputs": ["1"], "outputs": ["1"]}}
 
 
-def test_the_judge_is_made_as_asked(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[dict[str, Any]] = []
+LONG = "#" * 1001
+CONFIG = {"dataset_type": "AutoEvalDataset", "provided_data": {"test": {"code": "pass"}}}
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/run_code", {"code": LONG, "language": "python"}),
+        ("/run_jupyter", {"cells": [LONG[:600], LONG[:600]]}),
+        ("/submit", {"dataset": "d", "id": 1, "completion": LONG, "config": CONFIG}),
+        ("/v1/run", {"program": {"source": LONG}}),
+        ("/v1/sessions/any/run", {"source": LONG, "number": 1}),
+        ("/judge", {**JUDGED, "code": LONG}),
+        ("/judge", {"tests": JUDGED["tests"], "answer": LONG}),
+    ],
+)
+def test_no_program_is_longer_than_the_service_allows(service: Running, route: str, body: dict[str, Any]) -> None:
+    answer = service.post(route, body)
+    assert (answer.status_code, answer.json()["kind"]) == (413, "too_large")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The options of verifiers that are made, and do not judge."""
+    found: list[dict[str, Any]] = []
 
     def verifier(*, sandbox: Any, **options: Any) -> Any:
-        made.append(options)
+        found.append(options)
         raise ConfigError("seen")
 
     monkeypatch.setattr(judge, "CodeVerifier", verifier)
+    return found
+
+
+def test_the_judge_is_made_as_asked(service: Running, made: list[dict[str, Any]]) -> None:
     options = {"language": "bash", "comparison": "exact", "tolerance": 0.25, "tests_inside": True}
     options |= {"time_s": 2.5, "memory_mb": 99, "total_s": 12.5}
     assert service.post("/judge", {**JUDGED, **options}).json()["detail"] == "seen"
@@ -148,6 +175,9 @@ def test_the_judge_is_made_as_asked(service: Running, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("name", "value"), [("time_s", 31), ("memory_mb", 701), ("total_s", 51)])
-def test_the_judges_limits_are_not_above_the_services(service: Running, name: str, value: float) -> None:
+def test_the_judges_limits_are_not_above_the_services(
+    service: Running, made: list[dict[str, Any]], name: str, value: float
+) -> None:
     answer = service.post("/judge", {**JUDGED, name: value})
     assert (answer.status_code, answer.json()["kind"]) == (422, "limits")
+    assert made == []
