@@ -93,6 +93,10 @@ def test_an_episode_is_played_again_from_its_seed_its_options_or_the_generator_s
         assert other.restore(taken) == seen == other.render() == env.render()
         assert other.step("1") == env.step("1")
         assert other.reset() == env.reset()
+    options = {"shift": 50}
+    env.reset(seed=3, options=options)
+    options["shift"] = 0
+    assert env.snapshot()["options"] == {"shift": 50}
 
 
 def test_what_a_step_refused_is_not_played_again() -> None:
