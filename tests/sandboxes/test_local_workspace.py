@@ -311,6 +311,13 @@ def test_the_files_of_the_user_are_out_of_reach(sandbox: LocalSandbox, tmp_path:
     assert sorted(os.listdir(tmp_path)) == ["flag", "folder"]
 
 
+def test_the_watchdog_counts_processes_by_the_limit_of_the_run() -> None:
+    """Where a cgroup counts them too, no program shows this."""
+    holds: Any = SimpleNamespace(holds_more_than=lambda size, count: False)
+    watchdog = jail.Watchdog(asdict(replace(LIMITS, processes=5)), holds, memory=False)
+    assert [watchdog._too_many(list(range(count)), holds) for count in (5, 6)] == [False, True]
+
+
 def test_only_its_owner_can_change_the_folder_of_a_slot(sandbox: LocalSandbox) -> None:
     assert said(sandbox, "print(1)") == "1"
     (made,) = sandbox._pool._idle
