@@ -30,6 +30,12 @@ def count() -> str:
 
 
 @server.tool()
+def variable(name: str) -> str:
+    """A variable of its environment."""
+    return os.environ[name]
+
+
+@server.tool()
 def fail() -> str:
     """Always fails."""
     raise ValueError("not today")

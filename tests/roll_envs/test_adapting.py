@@ -93,6 +93,10 @@ def test_an_episode_is_played_again_from_its_seed_its_options_or_the_generator_s
         assert other.restore(taken) == seen == other.render() == env.render()
         assert other.step("1") == env.step("1")
         assert other.reset() == env.reset()
+    options = {"shift": 50}
+    env.reset(seed=3, options=options)
+    options["shift"] = 0
+    assert env.snapshot()["options"] == {"shift": 50}
 
 
 def test_what_a_step_refused_is_not_played_again() -> None:
@@ -193,6 +197,23 @@ def test_an_episode_of_cartpole_by_hand() -> None:
     shown, paid, terminated, truncated, info = env.step("<answer>right</answer>")
     assert (shown[:22], paid, terminated, truncated) == (f"The pole leans {seen[2]:+.3f} "[:22], reward, False, False)
     assert (info["success"], info["action_is_valid"], info["reward_parts"]) == (True, True, {"env": 1.0, "format": 0.0})
+
+
+def test_options_ends_and_closing_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, bare = cartpole(), gymnasium.make("CartPole-v1").unwrapped
+    start: dict[str, Any] = {"seed": 7, "options": {"low": 0.2, "high": 0.21}}
+    seen = bare.reset(**start)[0]
+    assert env.reset(**start)[0] == f"The pole leans {seen[2]:+.3f} rad and turns {seen[3]:+.3f} rad/s."
+    inner = Switches()
+    longer = adapt(inner, actions={"Neither": np.zeros(2, np.int8)}, max_turns=9)
+    longer.reset(seed=0)
+    inner._lamps[:] = 0
+    ends = [longer.step("<answer>Neither</answer>")[2:4] for _ in range(3)]
+    assert ends == [(False, False), (False, False), (False, True)]
+    closed: list[bool] = []
+    monkeypatch.setattr(inner, "close", lambda: closed.append(True))
+    longer.close()
+    assert closed == [True]
 
 
 def test_an_answer_that_names_no_action_leaves_the_environment_alone() -> None:

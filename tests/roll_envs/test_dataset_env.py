@@ -300,6 +300,15 @@ def test_rows_that_are_added_to_a_list_are_seen() -> None:
     rows.append(ROWS[0])
     assert len(DatasetEnv(rows=rows, verifier="exact").tasks) == 11
     assert DatasetEnv(rows=rows, verifier="exact", split_salt="2").tasks is not first
+    by_name = {"a": ROWS[0]}
+    view = by_name.values()  # which is no sequence, and is read once
+    assert len(DatasetEnv(rows=view, verifier="exact").tasks) == 1
+    by_name["b"] = ROWS[1]
+    assert len(DatasetEnv(rows=view, verifier="exact").tasks) == 2
+
+
+def test_the_render_mode_is_kept() -> None:
+    assert DatasetEnv(render_mode="ansi").render_mode == "ansi"
 
 
 def test_a_generator_of_rows() -> None:

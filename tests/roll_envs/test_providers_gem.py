@@ -78,9 +78,10 @@ def test_an_episode() -> None:
 @pytest.mark.usefixtures("package")
 def test_half_of_the_reward_is_no_success() -> None:
     env = GEMEnv(game="game:Guess-v0")
-    env.reset(seed=3)
-    _, reward, terminated, _, info = env.step(rf"\boxed{{{env._game.secret}}}")
-    assert (reward, terminated, info["success"]) == (0.5, True, False)
+    for _ in range(2):  # nor is what an earlier episode was paid counted
+        env.reset(seed=3)
+        _, reward, terminated, _, info = env.step(rf"\boxed{{{env._game.secret}}}")
+        assert (reward, terminated, info["success"]) == (0.5, True, False)
 
 
 @pytest.mark.usefixtures("package")

@@ -49,6 +49,8 @@ def test_a_game_is_played_to_its_end(guess: str) -> None:
     assert all(each == ("Higher.", 0.0, False) for each in seen[:-1])
     assert info["success"]
     assert info["reward_parts"] == {"game": 1.0, "format": 0.0}
+    env.reset(seed=3)
+    assert env.unwrapped._paid == 0.0  # by which a server that does not tell of success is understood
     env.close()
 
 

@@ -71,6 +71,12 @@ def test_an_answer_goes_through_unchanged() -> None:
             break
 
 
+def test_options_of_a_reset_go_to_the_environment() -> None:
+    env = ToolEnv(env="roll/Dataset-v0", tools=["calculator"])
+    asked = [env.reset(seed=0, options={"row": row})[0] for row in (3, 4)]
+    assert asked == ["What is 11 + 37?", "What is 11 + 47?"]
+
+
 def test_calls_may_cost() -> None:
     env = _env(call_cost=0.25)
     env.reset(seed=3)
@@ -186,11 +192,11 @@ def test_a_snapshot_brings_the_state_of_tools_back_by_replay() -> None:
 
 def test_python_variables_come_back() -> None:
     def make() -> ToolEnv:
-        return _env(PythonTool(sandbox=InProcessSandbox()))
+        return _env(PythonTool(sandbox=InProcessSandbox()), budget={"call_chars": 20})
 
     env, other = make(), make()
     env.reset(seed=5)
-    env.step(_python("x = 40"))
+    assert "are cut" in env.step(_python("x = 40; print('long' * 30)"))[0]
     env.step(_python("x += 2; print('hello', x)"))
     other.restore(json.loads(json.dumps(env.snapshot())))
     assert "42" in other.step(_python("print(x)"))[0]
@@ -205,6 +211,13 @@ def test_a_replay_that_gives_something_else_is_a_fault() -> None:
         other.restore(env.snapshot())
     with pytest.raises(gymnasium.error.ResetNeeded):
         other.step(MORE)
+
+
+def test_a_task_that_was_solved_is_solved_after_a_restore() -> None:
+    env, other = _env(), _env()
+    env.reset(seed=5)
+    other.restore({**env.snapshot(), "success": True})
+    assert other.step(COUNT)[4]["success"] is True
 
 
 def test_state_outside_cannot_be_restored_and_says_so() -> None:
@@ -254,6 +267,32 @@ def test_the_session_ends_with_the_episode() -> None:
     assert sandbox.open_sessions == 1
     assert env.step(_python("x = 7"))[3]
     assert sandbox.open_sessions == 0
+
+
+def test_the_python_tool_passes_its_limits_on() -> None:
+    sandbox = InProcessSandbox()
+    tool = PythonTool(sandbox=sandbox, memory_mb=77)
+    for seconds in (3.0, 2.0):
+        tool.call({"code": "1"}, deadline_s=seconds)
+    found = [(limits.wall_s, limits.memory_mb) for limits in sandbox.limits if limits is not None]
+    assert found == [(3.0, 77), (3.0, 77), (2.0, 77)]  # the session, then its cells
+
+
+def test_the_python_tool_makes_its_sandbox_as_told_and_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox, made = InProcessSandbox(), list[Any]()
+
+    def make_sandbox(name: str, **settings: Any) -> InProcessSandbox:
+        made.append((name, settings))
+        return sandbox
+
+    monkeypatch.setattr("roll_envs.tools.python.make_sandbox", make_sandbox)
+    tool = PythonTool(sandbox="local", sandbox_kwargs={"slots": 2})
+    for _ in range(2):
+        tool.open()
+        tool.call({"code": "1"}, deadline_s=1.0)
+    assert made == [("local", {"slots": 2})]
+    tool.dispose()
+    assert sandbox.closed
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def _end(tools: Mapping[str, Tool]) -> None:
 @pytest.fixture(scope="module")
 def tools() -> Iterator[dict[str, Tool]]:
     """Tools of one server that no test here kills."""
-    found = _tools(stateless=True)
+    found = _tools(stateless=True, env={"SMALL_SERVER": "as given"})
     yield found
     _end(found)
 
@@ -68,12 +68,13 @@ def _children(named: str = "mcp_small_server") -> list[str]:
 
 
 def test_tools_are_listed_and_called(tools: dict[str, Tool]) -> None:
-    assert set(tools) == {"add", "count", "fail", "slow", "nothing", "die", "stall"}
+    assert set(tools) == {"add", "count", "variable", "fail", "slow", "nothing", "die", "stall"}
     spec = tools["add"].spec
     assert spec.description == "Add two whole numbers."
     assert spec.parameters["required"] == ["a", "b"]
     assert tools["add"].call({"a": 40, "b": 2}, deadline_s=30).text == "42"
     assert tools["nothing"].call({}, deadline_s=30).text
+    assert tools["variable"].call({"name": "SMALL_SERVER"}, deadline_s=30).text == "as given"
 
 
 def test_an_error_of_a_tool_is_a_text(tools: dict[str, Tool]) -> None:
@@ -155,6 +156,35 @@ def test_a_server_that_stalls_is_told_before_the_call_counts_as_a_hang() -> None
         assert runner.run([ToolCall(name="count")])[0].text == "count 1"
     finally:
         _end(tools)
+
+
+def test_a_restart_has_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    started_s: list[float] = []
+    deadlines_s: list[float] = []
+
+    class Dying:
+        """A connection whose server dies in each call, after a moment."""
+
+        tools = ({"name": "wait"},)
+
+        def __init__(self, endpoint: McpEndpoint, *, start_s: float) -> None:
+            started_s.append(start_s)
+
+        def call(self, name: str, arguments: Mapping[str, Any], *, deadline_s: float) -> dict[str, Any]:
+            deadlines_s.append(deadline_s)
+            time.sleep(0.2)
+            raise ServerGoneError("the server is gone")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("roll_envs.tools.mcp.McpConnection", Dying)
+    (tool,) = _tools(start_s=33.0).values()
+    assert tool.grace_s > 33.0
+    with pytest.raises(EnvironmentFaultError, match="after one restart"):
+        tool.call({}, deadline_s=5.0)
+    assert deadlines_s[0] == 5.0
+    assert 3.0 < deadlines_s[1] <= 4.8
+    assert started_s == [33.0, 33.0]
 
 
 @pytest.mark.slow

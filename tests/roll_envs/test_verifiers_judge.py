@@ -53,7 +53,7 @@ def closing() -> Iterator[None]:
 
 
 def judge_at(url: str, **options: Any) -> LlmJudge:
-    judge = LlmJudge(url=url, model="m", **{"try_s": 5, "deadline_s": 10, **options})
+    judge = LlmJudge(url=url, **{"model": "m", "try_s": 5, "deadline_s": 10, **options})
     made.append(judge)
     return judge
 
@@ -400,6 +400,13 @@ def test_half_open_sockets_end_at_the_deadline(said: bytes) -> None:
         assert "no reply within" in reason
 
 
+def test_a_try_may_not_outlast_the_deadline() -> None:
+    with half_open() as url:
+        started = time.monotonic()
+        why(judge_at(url, try_s=30, deadline_s=0.3)("a", "b"))
+        assert time.monotonic() - started < 10
+
+
 def test_a_server_that_drips_bytes_is_no_faster_than_a_silent_one() -> None:
     slow = correct()
     slow.drip_s = 0.2  # the whole body would take half a minute
@@ -534,6 +541,24 @@ def test_known_replies_cost_nothing(tmp_path: Path) -> None:
             judge(*more)
         assert len(server.requests) == 6
     assert not list(tmp_path.rglob(".new-*"))
+
+
+def test_a_reply_of_another_judge_is_not_known(tmp_path: Path) -> None:
+    others: list[dict[str, Any]] = [
+        {},
+        {"model": "n"},
+        {"structured": "never"},
+        {"extra": {"seed": 1}},
+        {"extra": {"seed": 2}},
+        {"kind": "pairwise"},
+    ]
+    with serve(correct()) as server, serve(correct()) as second:
+        for options in others:
+            before = len(server.requests)
+            judge_at(server.url, cache_dir=tmp_path, asks=1, **options)("a", "b", QUESTION)
+            assert len(server.requests) > before, options
+        judge_at(second.url, cache_dir=tmp_path)("a", "b", QUESTION)
+        assert len(second.requests) == 1
 
 
 def test_limits_of_time_do_not_change_the_request() -> None:

@@ -35,10 +35,12 @@ class Says:
     def __init__(self, verdict: Verdict) -> None:
         self.verdict, self.calls, self.closed = verdict, 0, 0
         self.references: list[Any] = []
+        self.contexts: list[Any] = []
 
     def __call__(self, answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
         self.calls += 1
         self.references.append(reference)
+        self.contexts.append(context)
         return self.verdict
 
     def close(self) -> None:
@@ -244,6 +246,20 @@ def test_a_part_can_have_its_own_item_of_the_reference() -> None:
     assert score(verifier("b", {"answer": "a", "alias": "B"})).passed
     assert isinstance(verifier("b", {"answer": "a"}), Failed)
     assert isinstance(verifier("b", "a"), Failed)
+
+
+@pytest.mark.usefixtures("clean_registry")
+@pytest.mark.parametrize("name", ["all", "any", "weighted", "gate"])
+def test_parts_see_the_context_and_are_closed_also_where_they_have_an_item_of_their_own(name: str) -> None:
+    plain, keyed = says(0.5, True), says(0.5, True)
+    register_verifier("mine", lambda: keyed)
+    parts: dict[str, Any] = {"plain": plain, "keyed": {"name": "mine", "reference_key": "k"}}
+    verifier = whole(name, parts=parts, **({"then": says(1, True)} if name == "gate" else {}))
+    verifier("x", {"k": 7}, {"prompt": "p"})
+    assert (plain.references, keyed.references) == ([{"k": 7}], [7])
+    assert plain.contexts == keyed.contexts == [{"prompt": "p"}]
+    roll_envs.verifiers.close_verifier(verifier)
+    assert (plain.closed, keyed.closed) == (1, 1)
 
 
 def test_wrong_parts_are_told_when_they_are_made() -> None:

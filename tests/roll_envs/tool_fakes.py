@@ -26,6 +26,7 @@ class InProcessSession(SandboxSession):
         self._closed = False
 
     def run(self, source: str, *, limits: Limits | None = None) -> RunResult:
+        self._owner.limits.append(limits)
         if source == "die":
             raise SandboxError("the worker died")
         if source in ("timeout", "memory", "output"):
@@ -59,11 +60,14 @@ class InProcessSandbox(Sandbox):
 
     def __init__(self) -> None:
         self.open_sessions, self.closed = 0, False
+        self.limits: list[Limits | None] = []
+        """Of sessions and cells, in order."""
 
     def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
         raise NotImplementedError
 
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
+        self.limits.append(limits)
         return InProcessSession(self)
 
     def close(self) -> None:

@@ -44,12 +44,14 @@ NONE = Isolation(tier="fake", layers=(), missing=("everything",))
 
 
 class FakeSandbox(Sandbox):
-    """See above. ``made`` and ``closed`` count all of them; ``faults`` are those that ``#fault-once`` has had."""
+    """See above. ``made`` and ``closed`` count all of them; ``faults`` are those that ``#fault-once`` has had;
+    ``limits`` are those of programs, sessions and cells, in order."""
 
     made = 0
     closed = 0
     slow_s = 0.0
     ran: list[str]
+    limits: list[Limits]
     faults: set[str]
     lock = threading.Lock()
 
@@ -63,13 +65,14 @@ class FakeSandbox(Sandbox):
     def reset(cls) -> None:
         cls.made = cls.closed = 0
         cls.slow_s = 0.0
-        cls.ran, cls.faults = [], set()
+        cls.ran, cls.limits, cls.faults = [], [], set()
 
     def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
         limits = limits or Limits()
         if self._over.is_set():
             raise SandboxError("closed")
         FakeSandbox.ran.append(program.source)
+        FakeSandbox.limits.append(limits)
         first, _, _ = program.source.partition("\n")
         word, _, rest = first.partition(" ")
         if word == "#echo":
@@ -101,6 +104,7 @@ class FakeSandbox(Sandbox):
     def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
         if self._over.is_set():
             raise SandboxError("closed")
+        FakeSandbox.limits.append(limits or Limits())
         return FakeSession(self, limits or Limits())
 
     def close(self) -> None:
@@ -126,6 +130,7 @@ class FakeSession(SandboxSession):
             return RunResult(status="error", exit_code=None, isolation=NONE)
         if "notebook_displays" in source:  # what the service runs beside the cells would change this process
             return _result(limits or self._limits, stdout=b"[]")
+        FakeSandbox.limits.append(limits or self._limits)
         self._sandbox._act(word, rest)
         shown: list[str] = []
         self._names["print"] = lambda *words: shown.append(" ".join(map(str, words)) + "\n")

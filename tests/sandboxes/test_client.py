@@ -286,6 +286,16 @@ def test_another_version_of_the_service_is_named() -> None:
         sandbox.run(PRINT)
 
 
+def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with scripted((200, SUCCESS), retries=0) as (server, sandbox):
+        assert sandbox.run(PRINT).ok
+        assert len(server.asked) == 1
+
+
 def test_nobody_listens() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -402,6 +412,13 @@ def test_it_can_be_pickled() -> None:
         with pickle.loads(pickle.dumps(sandbox)) as copy:
             assert copy.run(PRINT).ok
         assert sandbox.run(PRINT).ok
+    options: dict[str, Any] = {"timeout_s": 7.0, "retries": 2, "max_connections": 3}
+    sandbox = RemoteSandbox("http://127.0.0.1:1", **options)
+    with pickle.loads(pickle.dumps(sandbox)) as copy:
+        assert {name: getattr(copy, name) for name in options} == options
+    sandbox.close()
+    with pytest.raises(SandboxError, match="has been closed"):
+        pickle.loads(pickle.dumps(sandbox)).run(PRINT)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

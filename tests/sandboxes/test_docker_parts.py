@@ -23,9 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_envs.errors import ConfigError, DeadlineExceededError, MissingExtraError, SandboxError
-from roll_envs.sandbox import Limits, make_sandbox
+from roll_envs.sandbox import SANDBOX_CPUS, Limits, make_sandbox
 from sandboxes.docker.channel import Channel
-from sandboxes.docker.engine import Shape
+from sandboxes.docker.engine import Plan, Shape, _options
 from sandboxes.docker.pid1 import ANSWER, FIRST_FILE, STDERR, STDOUT
 from sandboxes.docker.sandbox import DockerSandbox
 from sandboxes.docker.slot import _BOOT, _code, judge
@@ -392,6 +392,36 @@ def test_what_goes_wrong_is_told_to_those_who_wait_and_then_tried_again() -> Non
 def test_files_get_at_most_half_of_the_memory() -> None:
     assert DockerSandbox._shape(cast(Any, None), Limits(memory_mb=512, files_mb=64)).files_mb == 64
     assert DockerSandbox._shape(cast(Any, None), Limits(memory_mb=64, files_mb=64)).files_mb == 32
+
+
+def test_a_container_is_made_as_strict_as_the_engine_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own report, which ``judge`` reads, tells only of some of these."""
+    monkeypatch.setenv(SANDBOX_CPUS, cpus := str(max(os.sched_getaffinity(0))))
+    plan = Plan(image="i", cpus=1.5, runtime="runsc", unsafe=False, memory_mb=100)
+    made = _options(plan, Shape(processes=9, files_mb=8))
+    tmpfs = made.pop("tmpfs")
+    assert {"rw", "nosuid", "nodev", "size=8m", "mode=1777", "nr_inodes=16384"} < set(tmpfs["/tmp"].split(","))
+    assert {"rw", "noexec", "nosuid", "nodev", "size=8m", "mode=1777"} < set(tmpfs["/dev/shm"].split(","))
+    memory = 124 << 20  # with what PID 1 needs; as much with swap, so that there is none
+    strict = {
+        "runtime": "runsc",
+        "user": "65534:65534",
+        "use_config_proxy": False,
+        "network_mode": "none",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "mem_limit": memory,
+        "memswap_limit": memory,
+        "shm_size": 8 << 20,
+        "pids_limit": 10,
+        "nano_cpus": 1_500_000_000,
+        "cpuset_cpus": cpus,
+        "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 1024, "Hard": 4096}],
+        "log_config": {"type": "none", "config": {}},
+    }
+    assert {name: made[name] for name in strict} == strict
+    assert not {"privileged", "cap_add", "pid_mode", "ipc_mode", "volumes", "devices"} & made.keys()
 
 
 def test_without_the_sdk_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ hand."""
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -239,6 +240,31 @@ def test_rights_are_gone_for_good(sandbox: LocalSandbox) -> None:
     assert "ROOT" not in out
 
 
+def test_the_kernel_ends_the_program_first_when_memory_runs_out(sandbox: LocalSandbox) -> None:
+    source = "print(open('/proc/self/oom_score_adj').read().strip())"
+    assert said(sandbox, source) == "1000"
+    with sandbox.session() as session:
+        assert session.run(source).stdout == b"1000\n"
+
+
+def test_no_mount_gives_rights(sandbox: LocalSandbox) -> None:
+    source = (
+        "for line in open('/proc/self/mountinfo'):\n"
+        "    place, options = line.split()[4:6]\n"
+        "    print(place, *sorted({'ro', 'nosuid', 'nodev'} & set(options.split(','))))\n"
+    )
+    mounts = {place: flags for place, *flags in map(str.split, said(sandbox, source).splitlines())}
+    assert {"/", "/work", "/tmp", "/dev/shm", "/dev/null", "/proc", "/usr/lib"} & mounts.keys() >= {
+        "/",
+        "/work",
+        "/proc",
+    }
+    assert [place for place, flags in mounts.items() if "nosuid" not in flags] == []
+    assert [place for place, flags in mounts.items() if "nodev" not in flags and not place.startswith("/dev/")] == []
+    writable = {place for place, flags in mounts.items() if "ro" not in flags}
+    assert writable <= {"/.box", "/work", "/tmp", "/dev/shm", "/proc"}
+
+
 def test_signals_stay_inside(sandbox: LocalSandbox) -> None:
     source = (
         "import os, signal\nprint(os.getppid(), sorted(n for n in os.listdir('/proc') if n.isdigit()))\n"
@@ -304,6 +330,27 @@ def test_a_core_is_not_dumped(sandbox: LocalSandbox) -> None:
         "print(os.listdir('.'))"
     )
     assert said(sandbox, source) == "['main.py']"
+
+
+def test_every_process_has_limits_of_its_own(sandbox: LocalSandbox) -> None:
+    """Also where the cgroup or the file system bounds all of them together, and in sessions."""
+    wanted = {
+        "FSIZE": 16 << 20,
+        "NOFILE": 1000,
+        "CORE": 0,
+        "MEMLOCK": 1 << 16,
+        "MSGQUEUE": 1 << 16,
+        "NICE": 0,
+        "RTPRIO": 0,
+        "SIGPENDING": 1024,
+    }
+    here = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1] for name in wanted}
+    bounds = [most if here[name] < 0 else min(most, here[name]) for name, most in wanted.items()]
+    source = f"import resource\nprint([resource.getrlimit(getattr(resource, 'RLIMIT_' + n)) for n in {list(wanted)}])"
+    told = f"{[(bound, bound) for bound in bounds]}"
+    assert said(sandbox, source) == told
+    with sandbox.session() as session:
+        assert session.run(source).stdout.decode().strip() == told
 
 
 def test_the_clock_of_processor_time_ends_what_the_wall_clock_would(sandbox: LocalSandbox) -> None:

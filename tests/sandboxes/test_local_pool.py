@@ -374,6 +374,14 @@ def test_a_forked_process_must_make_its_own() -> None:
         assert sandbox.run(ONE).ok  # the child's close did not end ours
 
 
+def test_programs_keep_to_the_processors_that_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = max(os.sched_getaffinity(0))
+    monkeypatch.setenv(contract.SANDBOX_CPUS, str(last))
+    with local_sandbox(slots=1) as sandbox:
+        shown = sandbox.run(Program(source="import os; print(os.sched_getaffinity(0))"))
+    assert shown.stdout == b"{%d}\n" % last
+
+
 def test_limits_of_a_run_do_not_stay() -> None:
     with local_sandbox(slots=1) as sandbox:
         assert sandbox.run(Program(source="x = bytearray(60 << 20)"), limits=Limits(memory_mb=32)).status == "memory"

@@ -16,7 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 from attack_host import SECRET, Host, hostile_host
@@ -28,7 +29,7 @@ import sandboxes.local.slot as slot
 from roll_envs.errors import ConfigError, SandboxError
 from roll_envs.sandbox import Limits, Program
 from sandboxes.local import LocalSandbox, Tier
-from sandboxes.local.inside import wire
+from sandboxes.local.inside import jail, kernel, wire
 
 LIMITS = Limits(wall_s=10.0, memory_mb=128, processes=24, files_mb=16)
 X86 = platform.machine() == "x86_64"
@@ -308,6 +309,51 @@ def test_the_files_of_the_user_are_out_of_reach(sandbox: LocalSandbox, tmp_path:
     after = flag.stat()
     assert (flag.read_text("utf-8"), after.st_mode, after.st_mtime_ns) == ("secret", mode.st_mode, mode.st_mtime_ns)
     assert sorted(os.listdir(tmp_path)) == ["flag", "folder"]
+
+
+def test_the_watchdog_counts_processes_by_the_limit_of_the_run() -> None:
+    """Where a cgroup counts them too, no program shows this."""
+    holds: Any = SimpleNamespace(holds_more_than=lambda size, count: False)
+    watchdog = jail.Watchdog(asdict(replace(LIMITS, processes=5)), holds, memory=False)
+    assert [watchdog._too_many(list(range(count)), holds) for count in (5, 6)] == [False, True]
+
+
+def test_only_its_owner_can_change_the_folder_of_a_slot(sandbox: LocalSandbox) -> None:
+    assert said(sandbox, "print(1)") == "1"
+    (made,) = sandbox._pool._idle
+    assert isinstance(made, slot.LocalSlot)
+    assert os.stat(made._workspace).st_mode & 0o777 == 0o711
+
+
+def test_rights_are_given_up_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups while there is the right to, and the filter last; also where programs have a user of their own here."""
+    done: list[tuple[Any, ...]] = []
+
+    def noted(name: str) -> Any:
+        return lambda *values: done.append((name, *values))
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError("this process is to stay as it is")
+
+    for place, name in (
+        (os, "setgroups"),
+        (os, "setresgid"),
+        (os, "setresuid"),
+        (kernel, "capabilities_drop"),
+        (kernel, "dumpable"),
+    ):
+        monkeypatch.setattr(place, name, noted(name))
+    monkeypatch.setattr(jail, "signal", SimpleNamespace(signal=noted("signal"), SIGINT=2, default_int_handler=None))
+    monkeypatch.setattr(jail, "open", refuse, raising=False)
+    workspace: Any = SimpleNamespace(user=5, enter=noted("enter"))
+    jail.LocalJail(None, workspace, many_users=True).give_up_rights()
+    assert [each for each in done if each[0] not in ("signal", "dumpable")] == [
+        ("setgroups", []),
+        ("setresgid", 5, 5, 5),
+        ("setresuid", 5, 5, 5),
+        ("capabilities_drop",),
+        ("enter",),
+    ]
 
 
 def test_there_is_no_network(sandbox: LocalSandbox) -> None:

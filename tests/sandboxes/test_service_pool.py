@@ -24,8 +24,10 @@ from starlette.requests import Request
 from roll_envs.errors import ConfigError, DeadlineExceededError, SandboxError
 from roll_envs.sandbox import Program, Sandbox
 from roll_envs.settings import checked_arguments
+from sandboxes.service.app import make_app
 from sandboxes.service.messages import Bodies
 from sandboxes.service.pool import DrainingError, Pool, QueueFullError
+from sandboxes.service.server import make_server
 from sandboxes.service.settings import Settings
 
 
@@ -293,11 +295,42 @@ def test_leases_of_the_pool_alone() -> None:
         pool.drain()
         with pytest.raises(DrainingError):
             await _hold(pool)
+        with pytest.raises(DrainingError, match="opens no sessions"):
+            await pool.make_extra()
         await pool.close()
         await pool.close()
 
     asyncio.run(story())
     assert FakeSandbox.made == FakeSandbox.closed == 1
+
+
+def test_no_second_attempt_begins_when_the_wait_is_over() -> None:
+    FakeSandbox.reset()
+    begun: list[float] = []
+
+    def dies(sandbox: Sandbox) -> None:
+        begun.append(time.monotonic())
+        time.sleep(0.3)
+        raise SandboxError("it died")
+
+    async def story() -> None:
+        pool = Pool(FakeSandbox, Settings(slots=2, attempts=2), CollectorRegistry())
+        await pool.start()
+        for wait_s, times in ((0.1, 1), (20.0, 2)):
+            begun.clear()
+            with pytest.raises(SandboxError, match="it died"):
+                await pool.run(dies, wait_s=wait_s, work_s=1.0)
+            assert len(begun) == times
+        await pool.close()
+
+    asyncio.run(story())
+
+
+def test_the_server_is_made_with_the_settings() -> None:
+    settings = Settings(max_connections=7, keep_alive_s=3.0, host="127.0.0.1", port=0)
+    config = make_server(make_app(FakeSandbox, settings), settings).config
+    assert (config.limit_concurrency, config.backlog, config.timeout_keep_alive) == (7, 7, 3)
+    assert (config.server_header, config.access_log, config.ws) == (False, False, "none")
 
 
 async def _hold(pool: Pool, timeout_s: float = 1.0) -> None:
