@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from plain_sandbox import NONE, PlainSandbox
 
 from roll_envs.errors import ConfigError, RollError
-from roll_envs.sandbox import Program, RunResult, Sandbox, make_sandbox
+from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, SandboxSession, make_sandbox
 from roll_envs.verifiers import Failed, Score, make_verifier
+from roll_envs.verifiers.code import verifier as verifier_module
 from roll_envs.verifiers.code.inside.compare import same_value
 from roll_envs.verifiers.code.inside.values import decode, encode
 from roll_envs.verifiers.code.outputs import same_output
@@ -296,6 +297,70 @@ def test_tests_that_share_state_run_inside_only_on_request(plain: PlainSandbox) 
     assert accepted.parts["can_be_cheated"] == 1.0
     assert "could have cheated" in accepted.detail
     assert not judged(plain, "def f(): return 2", tests, tests_inside=True).passed
+
+
+# -- what reaches the sandbox ------------------------------------------------------------------------------------------
+
+
+class Noting(PlainSandbox):
+    """Notes the limits of each run and session, and how long a run may wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[Limits | None, float]] = []
+
+    def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
+        self.asked.append((limits, timeout_s))
+        return super().run(program, limits=limits, timeout_s=timeout_s)
+
+    def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
+        self.asked.append((limits, 0.0))
+        return super().session(language=language, limits=limits)
+
+
+ASKED: dict[str, Any] = {"time_s": 3.0, "memory_mb": 300, "compile_s": 7.0, "wait_s": 11.0}
+
+
+def test_limits_reach_the_sandbox_of_a_program_and_that_of_its_checker() -> None:
+    box, tests_box = Noting(), Noting()
+    tests: dict[str, Any] = {"inputs": [""], "outputs": ["1"]}
+    judged(box, "print(1)", tests | {"checker": "print(1)"}, tests_sandbox=tests_box, **ASKED)
+    limits = Limits(wall_s=3.0, memory_mb=300, compile_s=7.0)
+    assert box.asked == [(limits, 11.0 + 3.0 + 7.0)]
+    assert tests_box.asked == [(limits, 11.0 + 3.0)]
+    size = 3 << 20  # more than a program may print by default
+    judged(box, "print(1)", {"inputs": [""], "outputs": ["1" * size]}, **ASKED)
+    assert box.asked[-1][0] == replace(limits, output_bytes=2 * size)
+
+
+def test_limits_reach_the_jail_of_an_answer_and_not_that_of_the_tests() -> None:
+    box, tests_box = Noting(), Noting()
+    assert judged(box, "def f(): return 1", "assert f() == 1", tests_sandbox=tests_box, **ASKED).passed
+    for sandbox, memory_mb in ((box, 300), (tests_box, 1024)):
+        ((limits, _),) = sandbox.asked
+        assert limits is not None
+        assert (limits.wall_s, limits.memory_mb, sandbox.open_sessions) == (3.0, memory_mb, 0)
+
+
+def test_verifiers_share_a_sandbox_of_one_name_where_its_arguments_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[str, Any]] = []
+
+    def make(name: str, **kwargs: Any) -> Sandbox:
+        made.append((name, kwargs))
+        return PlainSandbox()
+
+    monkeypatch.setattr(verifier_module, "make_sandbox", make)
+    monkeypatch.setattr(verifier_module, "_sandboxes", {})
+    tests_box = PlainSandbox()
+    for kwargs in (None, {"slots": 2}, {"slots": 3}, {"slots": 2}):
+        judge = make_verifier("code", sandbox="there", sandbox_kwargs=kwargs, tests_sandbox=tests_box)
+        # A program, one that may lack a library, and a call each ask for the sandbox.
+        judge("print(1)", {"inputs": [""], "outputs": ["1"]})
+        judge("import librosa", {"inputs": [""], "outputs": ["1"]})
+        judge("def f(): return 1", "assert f() == 1")
+    assert made == [("there", {}), ("there", {"slots": 2}), ("there", {"slots": 3})]
 
 
 # -- faults of ours ----------------------------------------------------------------------------------------------------
