@@ -342,6 +342,14 @@ def test_limits_reach_the_jail_of_an_answer_and_not_that_of_the_tests() -> None:
         assert (limits.wall_s, limits.memory_mb, sandbox.open_sessions) == (3.0, memory_mb, 0)
 
 
+def test_the_tolerance_counts_for_what_is_printed_and_what_is_returned(plain: PlainSandbox) -> None:
+    printed = {"inputs": [""], "outputs": ["1.0"]}
+    returned = {"calls": [{"function": "f", "args": [], "expected": 1.0}]}
+    for code, tests in (("print(1.001)", printed), ("def f(): return 1.001", returned)):
+        assert not judged(plain, code, tests).passed
+        assert judged(plain, code, tests, tolerance=0.01).passed
+
+
 def test_verifiers_share_a_sandbox_of_one_name_where_its_arguments_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
