@@ -362,13 +362,13 @@ def test_verifiers_share_a_sandbox_of_one_name_where_its_arguments_are_the_same(
     monkeypatch.setattr(verifier_module, "make_sandbox", make)
     monkeypatch.setattr(verifier_module, "_sandboxes", {})
     tests_box = PlainSandbox()
-    for kwargs in (None, {"slots": 2}, {"slots": 3}, {"slots": 2}):
+    for kwargs in ({"slots": 2}, {"slots": 3}, {"slots": 2}, None):
         judge = make_verifier("code", sandbox="there", sandbox_kwargs=kwargs, tests_sandbox=tests_box)
         # A program, one that may lack a library, and a call each ask for the sandbox.
         judge("print(1)", {"inputs": [""], "outputs": ["1"]})
         judge("import librosa", {"inputs": [""], "outputs": ["1"]})
         judge("def f(): return 1", "assert f() == 1")
-    assert made == [("there", {}), ("there", {"slots": 2}), ("there", {"slots": 3})]
+    assert made == [("there", {"slots": 2}), ("there", {"slots": 3}), ("there", {})]
 
 
 # -- faults of ours ----------------------------------------------------------------------------------------------------
