@@ -283,6 +283,11 @@ def test_many_threads_share_few_workers(make_pool: Callable[..., WorkerPool]) ->
     assert len(pids) <= 2
 
 
+def test_a_template_that_does_not_come_up_in_time_is_told(make_pool: Callable[..., WorkerPool]) -> None:
+    outcome = make_pool(start_timeout_s=0.001).call("echo", [1], deadline_s=5)
+    assert (outcome.status, outcome.detail) == ("unavailable", "a grading worker was not ready within 0.001 s")
+
+
 def test_a_module_that_cannot_be_loaded_is_told() -> None:
     with contextlib.closing(WorkerPool(PoolSettings(module="no_such_module_anywhere", workers=1))) as pool:
         outcome = pool.call("x", [], deadline_s=1)
