@@ -18,6 +18,7 @@ from plain_sandbox import NONE, PlainSandbox
 from roll_envs.errors import ConfigError, RollError
 from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, SandboxSession, make_sandbox
 from roll_envs.verifiers import Failed, Score, make_verifier
+from roll_envs.verifiers.code import session as session_module
 from roll_envs.verifiers.code import verifier as verifier_module
 from roll_envs.verifiers.code.inside.compare import same_value
 from roll_envs.verifiers.code.inside.values import decode, encode
@@ -340,6 +341,57 @@ def test_limits_reach_the_jail_of_an_answer_and_not_that_of_the_tests() -> None:
         ((limits, _),) = sandbox.asked
         assert limits is not None
         assert (limits.wall_s, limits.memory_mb, sandbox.open_sessions) == (3.0, memory_mb, 0)
+
+
+class Clock:
+    """Goes ahead of the real one."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+class Slow(PlainSandbox):
+    """By its clock, a session is had after ``wait_s``, and its first cell takes ``load_s``."""
+
+    def __init__(self, clock: Clock, wait_s: float, load_s: float) -> None:
+        super().__init__()
+        self._clock, self._wait_s, self._load_s = clock, wait_s, load_s
+        self.walls_s: list[float] = []
+
+    def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
+        self._clock.ahead_s += self._wait_s
+        made = super().session(language=language, limits=limits)
+        run, takes_s = made.run, [self._load_s]
+
+        def timed(source: str, *, limits: Limits | None = None) -> RunResult:
+            self.walls_s.append((limits or Limits()).wall_s)
+            self._clock.ahead_s += takes_s.pop() if takes_s else 0.0
+            return run(source, limits=limits)
+
+        made.run = timed  # type: ignore[method-assign]
+        return made
+
+
+@pytest.mark.parametrize(
+    ("slow", "wait_s", "load_s"), [("sandbox", 100.0, 0.0), ("sandbox", 0.0, 100.0), ("tests_sandbox", 100.0, 100.0)]
+)
+def test_neither_waiting_for_a_jail_nor_its_loading_is_time_of_the_tests(
+    monkeypatch: pytest.MonkeyPatch, slow: str, wait_s: float, load_s: float
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(session_module, "time", clock)
+    box = Slow(clock, wait_s, load_s)
+    boxes = {"sandbox": PlainSandbox(), "tests_sandbox": PlainSandbox(), slow: box}
+    tests = ["assert f(1) == 1", "assert f(2) == 2"]
+    if not load_s:  # a jail that ended is replaced, which is waited for again
+        tests.insert(0, "assert f(0) == 0")
+    code = "import os\ndef f(x):\n    return x or os._exit(1)"
+    verdict = make_verifier("code", time_s=5.0, total_s=50.0, **boxes)(code, tests)
+    assert isinstance(verdict, Score), verdict
+    assert (verdict.parts["cases_passed"], "cases_skipped" in verdict.parts) == (2.0, False)
+    assert min(box.walls_s) > 1.0
 
 
 def test_the_tolerance_counts_for_what_is_printed_and_what_is_returned(plain: PlainSandbox) -> None:
