@@ -288,8 +288,8 @@ def test_a_hung_operation_costs_the_worker_its_place_and_then_its_life(one: EnvW
     with pytest.raises(CancelledError):
         hanging.result(0)
     assert eventually(lambda: one.least_loaded() is not hung._worker)
-    assert reset(idle) != pid  # an episode begins elsewhere
     assert reset(made(one)) != pid
+    assert reset(idle) != pid  # an episode begins elsewhere
     assert step(neighbour)[1] == 0.5  # it has some time to end its episode
     assert eventually(lambda: ended(pid))
     error = neighbour.ask(StepRequest("")).exception(WAIT_S)
