@@ -21,10 +21,17 @@ class Grumpy(CounterEnv):
     """Raises at one answer and hangs at another."""
 
     open = 0
+    begun: list[Any]
+    """Arguments and options of each episode."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._given = kwargs
         Grumpy.open += 1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        Grumpy.begun.append((self._given, options))
+        return super().reset(seed=seed)
 
     def close(self) -> None:
         Grumpy.open -= 1
@@ -43,7 +50,7 @@ CARD = replace(COUNTER_CARD, id="test/Grumpy-v0", entry_point=f"{__name__}:Grump
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     roll_envs.register(CARD)
-    Grumpy.open = 0
+    Grumpy.open, Grumpy.begun = 0, []
     yield
     roll_envs.unregister(CARD.id)
 
@@ -87,6 +94,17 @@ def test_an_episode_goes_the_same_way(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found[0]["total"] == pytest.approx(-0.3)
     assert main(["replay", str(path)]) == 0
     assert "same     0  test/Grumpy-v0 seed 3: 3 of 3 turns, return -0.3" in capsys.readouterr().out
+
+
+def test_an_episode_begins_with_the_arguments_the_options_and_the_split_of_its_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = recorded(tmp_path)
+    entry = json.loads(path.read_text())
+    entry["task"] |= {"split": "held-out", "kwargs": {"highest": 9}, "options": {"level": 2}}
+    path.write_text(json.dumps(entry))
+    replayed(path, capsys)
+    assert Grumpy.begun[-1] == ({"highest": 9}, {"level": 2, "split": "test"})
 
 
 def test_what_play_prints_is_played_again(

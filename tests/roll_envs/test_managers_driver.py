@@ -459,6 +459,22 @@ def test_an_answer_that_does_not_come_is_given_up_and_never_heard(stubborn: bool
         assert lost.outcome.reason == "gave up waiting for the engine's answer after 0.3 s"
 
 
+def test_the_turns_of_an_episode_and_no_others_are_one_session_of_the_policy() -> None:
+    sessions = Counter[str | None]()
+
+    class Counting(ScriptedPolicy):
+        def submit(
+            self, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float, session: str | None = None
+        ) -> Future[Completion]:
+            sessions[session] += 1
+            return super().submit(prompt_ids, sampling, timeout_s=timeout_s, session=session)
+
+    tasks = [task(0, seed=7), task(1, seed=7), task(0, seed=8)]
+    with driver() as one:
+        played = episodes(one.collect(tasks, 2, settings(), Counting(lambda ids: MORE)))
+    assert sorted(sessions.values()) == sorted(len(episode.turns) for episode in played)
+
+
 def test_no_more_episodes_run_than_may() -> None:
     made: list[TextEnv] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -167,7 +168,8 @@ def test_errors_of_the_engine_pass_through() -> None:
 def test_what_is_asked_for() -> None:
     """Driven by hand: the requests, in order, are all that happens."""
     env = CounterEnv(highest=1)
-    playing = episode(replace(task(), split="held-out"), 2, settings(seed=5, max_tokens=2000))
+    drawn = SamplingParams(temperature=0.7, max_new_tokens=40, stop_ids=RENDERER.stop_ids)
+    playing = episode(replace(task(), split="held-out"), 2, settings(seed=5, max_tokens=2000, sampling=drawn))
     reset = next(playing)
     assert reset == ResetRequest(100, "test")
     asked = playing.send(perform(env, reset))
@@ -176,7 +178,7 @@ def test_what_is_asked_for() -> None:
         [Message(role="system", content="count"), Message(role="user", content="counter 0, target 1")]
     )
     seed = sampling_seed(5, replace(task(), split="held-out"), 2, 0)
-    assert asked.sampling == SamplingParams(max_new_tokens=40, stop_ids=RENDERER.stop_ids, seed=seed)
+    assert asked.sampling == replace(drawn, seed=seed)
     step = playing.send(counting().generate(asked.prompt_ids, asked.sampling, timeout_s=1))
     assert step == StepRequest(MORE)
     with pytest.raises(StopIteration) as end:
@@ -207,6 +209,24 @@ def test_a_plain_environment_is_played() -> None:
     assert [t.observation for t in played.turns] == ["hello", "hello"]
     assert played.outcome.kind == "truncated"
     assert {h.instructions for h in seen} == {""}
+
+
+def test_a_turn_says_how_long_the_engine_and_the_environment_took() -> None:
+    env, answer = CounterEnv(highest=1), responder(counting())
+    step = env.step
+
+    def slow_step(action: str) -> Any:
+        time.sleep(0.05)
+        return step(action)
+
+    def slow_answer(*asked: Any) -> Completion:
+        time.sleep(0.3)
+        return answer(*asked)
+
+    env.step = slow_step  # type: ignore[method-assign]
+    (turn,) = play_episode(env, task(highest=1), 0, slow_answer, settings()).turns
+    assert turn.timings["generate_s"] >= 0.3
+    assert 0.05 <= turn.timings["env_s"] < 0.3
 
 
 def test_sampling_seeds_follow_from_identity_alone() -> None:

@@ -163,8 +163,11 @@ def test_those_that_were_lost_twice_are_played_alone_and_can_be_cancelled(start:
         held.wait(1)
         time.sleep(0.3)
         assert len(held.futures) == 1
+        before = dict(made)
         stream.cancel(range(2))
         assert [group.trajectories[0].outcome.kind for group in stream] == ["cancelled"] * 2
+        time.sleep(0.3)
+        assert made == before, "what was cancelled is not played any more"
 
 
 def test_after_a_loss_no_kept_environment_is_tried(start: Any) -> None:

@@ -20,6 +20,7 @@ from worker_envs import OBEDIENT, obedient
 import roll_envs
 from roll_envs.errors import ConfigError, RollError, UnknownNameError, WorkerLostError
 from roll_envs.managers import EpisodeLimits
+from roll_envs.managers import host as host_module
 from roll_envs.managers import workers as workers_module
 from roll_envs.managers.episode import CloseRequest, ResetRequest, StepRequest, perform
 from roll_envs.managers.host import EnvHost, RemoteTraceback
@@ -124,6 +125,22 @@ def test_closing_is_done_in_the_worker(workers: EnvWorkers, tmp_path: Path) -> N
     mark = tmp_path / "closed"
     made(workers, obedient(closed=str(mark))).ask(CloseRequest(None)).result(WAIT_S)  # type: ignore[arg-type]
     assert eventually(mark.exists)
+
+
+def test_an_environment_that_is_closed_counts_no_more(one: EnvWorkers) -> None:
+    env = made(one)
+    assert len(env._worker.slots) == 1
+    env.close()
+    assert not env._worker.slots
+
+
+def test_an_environment_that_is_made_anew_begins_the_episode_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(host_module, "perform", lambda _, request: asked.append(request))
+    EnvHost()._do(1, "remake", (OBEDIENT, pickle.dumps({}), 5, "test"))
+    assert asked == [ResetRequest(5, "test")]
 
 
 def test_what_is_left_open_is_closed_with_the_workers(tmp_path: Path) -> None:
@@ -263,14 +280,16 @@ def _usable(env: WorkerEnv) -> bool:
 
 
 def test_a_hung_operation_costs_the_worker_its_place_and_then_its_life(one: EnvWorkers) -> None:
-    hung, neighbour = made(one), made(one)
+    hung, neighbour, idle = made(one), made(one), made(one)
     pid = reset(hung)
     reset(neighbour)
     hanging = hung.ask(StepRequest("sleep 3600"))
     assert hanging.cancel()
     with pytest.raises(CancelledError):
         hanging.result(0)
-    assert eventually(lambda: reset(made(one)) != pid)
+    assert eventually(lambda: one.least_loaded() is not hung._worker)
+    assert reset(made(one)) != pid
+    assert reset(idle) != pid  # an episode begins elsewhere
     assert step(neighbour)[1] == 0.5  # it has some time to end its episode
     assert eventually(lambda: ended(pid))
     error = neighbour.ask(StepRequest("")).exception(WAIT_S)
@@ -455,8 +474,10 @@ def test_who_waits_for_a_replacement_is_told_that_it_never_starts(monkeypatch: p
         assert f"environment worker 0 did not start within 0.5 s during the making of {OBEDIENT}" in said
 
 
-def test_an_environment_that_workers_cannot_make_is_told_with_the_remedy(workers: EnvWorkers) -> None:
-    workers.check([obedient()], WAIT_S)
+def test_an_environment_that_workers_cannot_make_is_told_with_the_remedy(workers: EnvWorkers, tmp_path: Path) -> None:
+    mark = tmp_path / "closed"
+    workers.check([obedient(closed=str(mark))], WAIT_S)
+    assert eventually(lambda: mark.exists() and mark.read_text() == "closed\nclosed\n")  # on each of the two
     with pytest.raises(ConfigError, match=r"cannot be made on environment worker 0 \(pid \d+ on .*\): .*Install it"):
         workers.check([Task(env_id="nowhere:test/X-v0", split="", index=0, seed=0)], WAIT_S, "Install it")
 

@@ -29,6 +29,10 @@ class HalfText(gymnasium.Env[str, int]):
 
     observation_space = gymnasium.spaces.Text(8)  # type: ignore[assignment]
     action_space = gymnasium.spaces.Discrete(2)  # type: ignore[assignment]
+    closed = 0
+
+    def close(self) -> None:
+        HalfText.closed += 1
 
 
 @pytest.fixture
@@ -52,6 +56,8 @@ def test_make_gives_the_bare_environment(counter: str) -> None:
     assert type(env) is CounterEnv
     assert env.highest == 2
     assert type(roll_envs.make(f"roll_envs:{SOKOBAN}")) is type(roll_envs.make(SOKOBAN))
+    # Of one that takes no render mode, too.
+    assert gymnasium.make(counter, render_mode="ansi").unwrapped.render_mode == "ansi"
 
 
 def test_the_spec_is_serialisable_and_makes_the_same_environment() -> None:
@@ -207,6 +213,7 @@ def test_an_environment_that_only_gymnasium_knows_is_made() -> None:
         assert env.reset(seed=1) == EchoEnv().reset(seed=1)
         assert [env.step(said)[3] for said in "ab"] == [False, True]  # Gymnasium's own limit holds
         assert type(env.unwrapped) is EchoEnv
+        assert env.unwrapped.max_turns == 5
         with pytest.raises(roll_envs.UnknownNameError, match="did you mean 'only/Echo-v0'"):
             roll_envs.make("only/Eco-v0")
     finally:
@@ -220,6 +227,7 @@ def test_an_environment_without_texts_is_refused_with_its_spaces() -> None:
     try:
         with pytest.raises(roll_envs.ConfigError, match=r"'half/Text-v0' has the action_space Discrete\(2\)"):
             roll_envs.make("half/Text-v0")
+        assert HalfText.closed == 1
     finally:
         gymnasium.registry.pop("half/Text-v0")
 

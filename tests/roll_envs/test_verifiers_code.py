@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from plain_sandbox import NONE, PlainSandbox
 
 from roll_envs.errors import ConfigError, RollError
-from roll_envs.sandbox import Program, RunResult, Sandbox, make_sandbox
+from roll_envs.sandbox import Language, Limits, Program, RunResult, Sandbox, SandboxSession, make_sandbox
 from roll_envs.verifiers import Failed, Score, make_verifier
+from roll_envs.verifiers.code import session as session_module
+from roll_envs.verifiers.code import verifier as verifier_module
 from roll_envs.verifiers.code.inside.compare import same_value
 from roll_envs.verifiers.code.inside.values import decode, encode
 from roll_envs.verifiers.code.outputs import same_output
@@ -296,6 +298,129 @@ def test_tests_that_share_state_run_inside_only_on_request(plain: PlainSandbox) 
     assert accepted.parts["can_be_cheated"] == 1.0
     assert "could have cheated" in accepted.detail
     assert not judged(plain, "def f(): return 2", tests, tests_inside=True).passed
+
+
+# -- what reaches the sandbox ------------------------------------------------------------------------------------------
+
+
+class Noting(PlainSandbox):
+    """Notes the limits of each run and session, and how long a run may wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[Limits | None, float]] = []
+
+    def run(self, program: Program, *, limits: Limits | None = None, timeout_s: float = 60.0) -> RunResult:
+        self.asked.append((limits, timeout_s))
+        return super().run(program, limits=limits, timeout_s=timeout_s)
+
+    def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
+        self.asked.append((limits, 0.0))
+        return super().session(language=language, limits=limits)
+
+
+ASKED: dict[str, Any] = {"time_s": 3.0, "memory_mb": 300, "compile_s": 7.0, "wait_s": 11.0}
+
+
+def test_limits_reach_the_sandbox_of_a_program_and_that_of_its_checker() -> None:
+    box, tests_box = Noting(), Noting()
+    tests: dict[str, Any] = {"inputs": [""], "outputs": ["1"]}
+    judged(box, "print(1)", tests | {"checker": "print(1)"}, tests_sandbox=tests_box, **ASKED)
+    limits = Limits(wall_s=3.0, memory_mb=300, compile_s=7.0)
+    assert box.asked == [(limits, 11.0 + 3.0 + 7.0)]
+    assert tests_box.asked == [(limits, 11.0 + 3.0)]
+    size = 3 << 20  # more than a program may print by default
+    judged(box, "print(1)", {"inputs": [""], "outputs": ["1" * size]}, **ASKED)
+    assert box.asked[-1][0] == replace(limits, output_bytes=2 * size)
+
+
+def test_limits_reach_the_jail_of_an_answer_and_not_that_of_the_tests() -> None:
+    box, tests_box = Noting(), Noting()
+    assert judged(box, "def f(): return 1", "assert f() == 1", tests_sandbox=tests_box, **ASKED).passed
+    for sandbox, memory_mb in ((box, 300), (tests_box, 1024)):
+        ((limits, _),) = sandbox.asked
+        assert limits is not None
+        assert (limits.wall_s, limits.memory_mb, sandbox.open_sessions) == (3.0, memory_mb, 0)
+
+
+class Clock:
+    """Goes ahead of the real one."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+class Slow(PlainSandbox):
+    """By its clock, a session is had after ``wait_s``, and its first cell takes ``load_s``."""
+
+    def __init__(self, clock: Clock, wait_s: float, load_s: float) -> None:
+        super().__init__()
+        self._clock, self._wait_s, self._load_s = clock, wait_s, load_s
+        self.walls_s: list[float] = []
+
+    def session(self, *, language: Language = "python", limits: Limits | None = None) -> SandboxSession:
+        self._clock.ahead_s += self._wait_s
+        made = super().session(language=language, limits=limits)
+        run, takes_s = made.run, [self._load_s]
+
+        def timed(source: str, *, limits: Limits | None = None) -> RunResult:
+            self.walls_s.append((limits or Limits()).wall_s)
+            self._clock.ahead_s += takes_s.pop() if takes_s else 0.0
+            return run(source, limits=limits)
+
+        made.run = timed  # type: ignore[method-assign]
+        return made
+
+
+@pytest.mark.parametrize(
+    ("slow", "wait_s", "load_s"), [("sandbox", 100.0, 0.0), ("sandbox", 0.0, 100.0), ("tests_sandbox", 100.0, 100.0)]
+)
+def test_neither_waiting_for_a_jail_nor_its_loading_is_time_of_the_tests(
+    monkeypatch: pytest.MonkeyPatch, slow: str, wait_s: float, load_s: float
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(session_module, "time", clock)
+    box = Slow(clock, wait_s, load_s)
+    boxes = {"sandbox": PlainSandbox(), "tests_sandbox": PlainSandbox(), slow: box}
+    tests = ["assert f(1) == 1", "assert f(2) == 2"]
+    if not load_s:  # a jail that ended is replaced, which is waited for again
+        tests.insert(0, "assert f(0) == 0")
+    code = "import os\ndef f(x):\n    return x or os._exit(1)"
+    verdict = make_verifier("code", time_s=5.0, total_s=50.0, **boxes)(code, tests)
+    assert isinstance(verdict, Score), verdict
+    assert (verdict.parts["cases_passed"], "cases_skipped" in verdict.parts) == (2.0, False)
+    assert min(box.walls_s) > 1.0
+
+
+def test_the_tolerance_counts_for_what_is_printed_and_what_is_returned(plain: PlainSandbox) -> None:
+    printed = {"inputs": [""], "outputs": ["1.0"]}
+    returned = {"calls": [{"function": "f", "args": [], "expected": 1.0}]}
+    for code, tests in (("print(1.001)", printed), ("def f(): return 1.001", returned)):
+        assert not judged(plain, code, tests).passed
+        assert judged(plain, code, tests, tolerance=0.01).passed
+
+
+def test_verifiers_share_a_sandbox_of_one_name_where_its_arguments_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[str, Any]] = []
+
+    def make(name: str, **kwargs: Any) -> Sandbox:
+        made.append((name, kwargs))
+        return PlainSandbox()
+
+    monkeypatch.setattr(verifier_module, "make_sandbox", make)
+    monkeypatch.setattr(verifier_module, "_sandboxes", {})
+    tests_box = PlainSandbox()
+    for kwargs in ({"slots": 2}, {"slots": 3}, {"slots": 2}, None):
+        judge = make_verifier("code", sandbox="there", sandbox_kwargs=kwargs, tests_sandbox=tests_box)
+        # A program, one that may lack a library, and a call each ask for the sandbox.
+        judge("print(1)", {"inputs": [""], "outputs": ["1"]})
+        judge("import librosa", {"inputs": [""], "outputs": ["1"]})
+        judge("def f(): return 1", "assert f() == 1")
+    assert made == [("there", {"slots": 2}), ("there", {"slots": 3}), ("there", {})]
 
 
 # -- faults of ours ----------------------------------------------------------------------------------------------------

@@ -507,6 +507,14 @@ def test_a_long_argument_is_told_in_part() -> None:
     assert len(verdict.reason) < 300
 
 
+def test_an_answer_that_is_too_long_follows_nothing() -> None:
+    asked = row(("punctuation:no_comma", {}))
+    for max_chars, value in ((4, 0.0), (5, 1.0)):
+        verdict = make_verifier("instructions", max_chars=max_chars)("short", asked)
+        assert isinstance(verdict, Score)
+        assert verdict.value == value
+
+
 def test_wrong_options_are_told() -> None:
     for options in ({"mode": "lose"}, {"value": "any"}, {"max_chars": 0}):
         with pytest.raises(ConfigError):

@@ -328,6 +328,22 @@ HURRIED = Outcome(status="deadline", detail="too many", hurried=True)
 GOOD, RIGHT, WRONG = (Outcome(status="ok", value=value) for value in ("", True, False))
 
 
+def test_its_options_are_those_of_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("math_verify", reason="needs the optional part 'verifiers'")
+    verifier: Any = make_verifier("math", deadline_s=1.5, workers=3, uses=7, memory_mb=900)
+    settings = verifier.pool.settings
+    assert (settings.workers, settings.uses, settings.memory_mb) == (3, 7, 900)
+    asked: list[float] = []
+
+    def call(*_: Any, deadline_s: float, **__: Any) -> Outcome:
+        asked.append(deadline_s)
+        return RIGHT
+
+    monkeypatch.setattr(verifier.pool, "call", call)
+    assert judged(verifier, "x", "y")
+    assert asked == [1.5]
+
+
 def test_an_answer_is_at_fault_where_its_reference_can_be_graded() -> None:
     verifier, pool = with_pool(DIED, GOOD)
     for _ in range(2):  # remembered

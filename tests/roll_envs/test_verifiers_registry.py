@@ -151,12 +151,16 @@ def test_what_goes_wrong_in_a_verifier_is_a_failure() -> None:
         object.__setattr__(score, "value", math.nan)
         return score
 
+    def weighs(answer: str, reference: Any = None, context: Mapping[str, Any] | None = None) -> Verdict:
+        return Score(value=(context or {})["worth"], passed=True)
+
     assert judge(raises, "a") == Failed(reason="verifier raises raised ZeroDivisionError: oh")
     assert judge(gives_a_number, "a") == Failed(
         reason="verifier gives_a_number returned a float, not a Score or Failed"
     )
     assert isinstance(judge(gives_nan, "a"), Failed)
     assert asyncio.run(ajudge(make_verifier("exact"), "a", "a")) == Score(value=1.0, passed=True)
+    assert asyncio.run(ajudge(weighs, "a", None, {"worth": 0.25})) == Score(value=0.25, passed=True)
 
 
 # -- composition -------------------------------------------------------------------------------------------------------

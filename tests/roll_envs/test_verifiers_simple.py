@@ -260,6 +260,7 @@ def test_choice() -> None:
     assert passed(choice, "C and A", ["A", "C"])
     assert not passed(choice, "A", "A, C")
     assert passed(choice, "Paris", "B", {"options": list(CITIES)})
+    assert passed(make_verifier("choice", options_key="choices"), "Paris", "B", {"choices": list(CITIES)})
     assert passed(choice, "B", "Paris", {"options": dict(zip("ABCD", CITIES, strict=True))})
     assert passed(make_verifier("choice", options=CITIES), "the answer is rome", "D")
     assert passed(make_verifier("choice", options=CITIES), "B", "The capital of France is Paris.")
@@ -293,6 +294,7 @@ def test_a_catastrophic_pattern_ends_at_its_deadline_and_is_no_verdict() -> None
     verdict = verifier("a" * 60 + "b")
     assert time.perf_counter() - started < 30
     assert isinstance(verdict, Failed)
+    assert "within 0.5 s" in verdict.reason
     assert passed(verifier, "aaaa", None)
 
 

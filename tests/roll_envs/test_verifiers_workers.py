@@ -239,11 +239,53 @@ def test_waiting_for_the_slow_lane_for_too_long_says_nothing(make_pool: Callable
         assert busy.result().status == "ok"
 
 
+def test_more_tasks_than_may_wait_are_refused_at_once(make_pool: Callable[..., WorkerPool]) -> None:
+    pool = make_pool(queue=1, first_s=5.0)
+    value(pool, "pid")
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(pool.call, "spin", [0.6], deadline_s=20)]
+        while not pool._fast._at_work[""]:
+            time.sleep(0.001)
+        asked.append(threads.submit(pool.call, "echo", [1], deadline_s=20))
+        while not pool._fast.waiting:
+            time.sleep(0.001)
+        refused = pool.call("echo", [2], deadline_s=20)
+        assert (refused.status, refused.detail) == ("unavailable", "1 tasks wait already")
+        assert [each.result().status for each in asked] == ["ok", "ok"]
+
+
+def test_more_slow_tasks_than_may_wait_are_given_up_after_their_first_pass(
+    make_pool: Callable[..., WorkerPool],
+) -> None:
+    pool = make_pool(slow_queue=1, first_s=0.05)
+    value(pool, "pid")
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(pool.call, "spin", [1.5], deadline_s=20)]
+        while not pool._slow._at_work[""]:
+            time.sleep(0.001)
+        asked.append(threads.submit(pool.call, "spin", [0.1], deadline_s=20))
+        while not pool._slow.waiting:
+            time.sleep(0.001)
+        refused = pool.call("spin", [0.1], deadline_s=20)
+        assert (refused.status, refused.hurried) == ("deadline", True)
+        assert [each.result().status for each in asked] == ["ok", "ok"]
+    counts = {name: number for name, number in pool.metrics().items() if name.endswith("_total")}
+    assert counts == {
+        "tasks_total": 4, "slow_total": 3, "deadline_total": 1, "hurried_total": 1, "died_total": 0,
+        "unavailable_total": 0,
+    }  # fmt: skip
+
+
 def test_many_threads_share_few_workers(make_pool: Callable[..., WorkerPool]) -> None:
     pool = make_pool(workers=2)
     with ThreadPoolExecutor(16) as threads:
         pids = set(threads.map(lambda _: value(pool, "pid"), range(200)))
     assert len(pids) <= 2
+
+
+def test_a_template_that_does_not_come_up_in_time_is_told(make_pool: Callable[..., WorkerPool]) -> None:
+    outcome = make_pool(start_timeout_s=0.001).call("echo", [1], deadline_s=5)
+    assert (outcome.status, outcome.detail) == ("unavailable", "a grading worker was not ready within 0.001 s")
 
 
 def test_a_module_that_cannot_be_loaded_is_told() -> None:

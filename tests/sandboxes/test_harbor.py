@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,56 @@ def test_a_reward_that_was_not_cleared_away_is_none(tmp_path: Path, monkeypatch:
     env = roll_envs.make("roll/Harbor-v0", path=str(task(tmp_path / "one")))
     env.reset(seed=0)
     assert env.step(SUBMIT)[1:3] == (0.0, True)
+
+
+class _Noting(_Session):
+    """Notes what each command is and what it may use."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[str, Limits]] = []
+
+    def run(self, source: str, limits: Limits) -> RunResult:
+        self.ran.append((source, limits))
+        return RunResult(status="ok", exit_code=0, isolation=ISOLATION)
+
+
+def test_what_the_task_and_the_settings_say_reaches_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, made, opened = _Noting(), list[Any](), list[Any]()
+
+    class Container:
+        def session(self, **given: Any) -> _Noting:
+            opened.append(given)
+            return session
+
+        def close(self) -> None: ...
+
+    def make(name: str, **given: Any) -> Container:
+        made.append((name, given))
+        return Container()
+
+    monkeypatch.setattr(harbor, "make_sandbox", make)
+    folder = task(tmp_path / "one", toml=TOML.replace("cpus = 1", "cpus = 2"))
+    settings: dict[str, Any] = {"sandbox": {"runtime": "runsc"}, "writable": ["/data"], "command_s": 7.0}
+    env = roll_envs.make("roll/Harbor-v0", path=str(folder), **settings)
+    env.reset(seed=0)
+    limits = Limits(wall_s=7.0, memory_mb=256, files_mb=128, processes=256)
+    places = ["/app", "/data", "/logs", "/solution", "/tests"]
+    given = {"slots": 1, "limits": limits, "cpus": 2.0, "writable": places, "runtime": "runsc"}
+    assert made == [("docker", {**given, "build": str(folder / "environment")})]
+    assert opened == [{"language": "bash", "limits": limits}]
+    env.step(answer("ls"))
+    (source, used), *_ = session.ran
+    assert (source, used) == ("""export GREETING='it'"'"'s here'\ncd /app\nls\n""", limits)
+    env.step(SUBMIT)
+    source, used = session.ran[-1]
+    assert used == replace(limits, wall_s=20.0)
+    assert source.endswith("bash /tests/test.sh\n")
+    exported = {line.split("=")[0] for line in source.splitlines() if line.startswith("export ")}
+    assert exported == {"export HOME", "export GREETING", "export WORTH"}
+    env.reset(seed=0)  # the same task: its container is kept
+    assert (len(made), len(opened)) == (1, 2)
 
 
 # -- what needs one ----------------------------------------------------------------------------------------------------

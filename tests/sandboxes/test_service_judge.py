@@ -47,6 +47,14 @@ DOUBLE = "def f(x):\n    return 2 * x"
         ({"code": 'd = """\n```python\nx = 1\n```\n"""\nx = 2', "tests": ["assert x == 2"]}, ["ok"]),
         ({"code": "print('</think>')", "tests": {"inputs": [""], "outputs": ["</think>"]}}, ["ok"]),
         ({"code": "echo 5\r\n", "language": "bash", "tests": {"inputs": [""], "outputs": ["5"]}}, ["ok"]),
+        (
+            {
+                "answer": "```bash\necho 5\n```\nor\n```python\nprint(6)\n```",
+                "language": "bash",
+                "tests": {"inputs": [""], "outputs": ["5"]},
+            },
+            ["ok"],
+        ),
         # Cheats.
         ({"code": "import os; os._exit(0)", "tests": ["assert f(2) == 4"]}, ["exit"]),
         (
