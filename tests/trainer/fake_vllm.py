@@ -33,6 +33,13 @@ vllm:num_preemptions_created{{engine="0",model_name="m"}} 1.7e+09
 """
 """Lines of vLLM 0.32's /metrics."""
 
+QUERIES = {
+    "/pause": "mode=keep&clear_cache=false",
+    "/reset_prefix_cache": "reset_running_requests=true",
+    "/sleep": "level=2&mode=keep",
+}
+"""What these routes are asked with: else vLLM ends requests, keeps what old weights computed, or saves weights."""
+
 
 class FakeVLLM:
     """One server, on an event loop."""
@@ -67,10 +74,13 @@ class FakeVLLM:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while head := await reader.readuntil(b"\r\n\r\n"):
                 target = head.split(b" ")[1].decode()
-                path = target if "tags=" in target else target.partition("?")[0]
+                plain, _, query = target.partition("?")
+                path = target if "tags=" in target else plain
                 length = next((int(v) for k, v in _headers(head) if k == "content-length"), 0)
                 body = json.loads(await reader.readexactly(length) or b"null")
                 status, answer = await self.answer(path, body)
+                if query != QUERIES.get(plain, query):
+                    status, answer = 400, {"error": f"{plain} is asked with {query!r}"}
                 if answer is None:
                     break
                 text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()

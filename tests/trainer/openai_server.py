@@ -63,6 +63,8 @@ class FakeAPI:
                 await self.over.wait()
             case "later":
                 return web.Response(status=429, text="busy", headers={"Retry-After": "30"})
+            case "key":
+                return web.json_response({"error": {"message": f"not for {request.headers.get('Authorization')}"}})
             case "redirect":
                 raise web.HTTPTemporaryRedirect("/elsewhere")
             case "reset":

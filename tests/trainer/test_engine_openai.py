@@ -358,7 +358,31 @@ def test_the_key_is_sent_and_never_told(
             make_engine(None, EngineConfig(name="openai", url=api.url, model="m", api_key_env="ROLL_TEST_KEY"))
     assert "wrong key: Bearer (the key)" in str(error.value)
     assert "check the key in the variable that engine.api_key_env names" in str(error.value)
+    with serve(faults=["key"] * 3) as api, pytest.raises(EngineError, match=r"not for Bearer \(the key\)"):
+        make_engine(None, EngineConfig(name="openai", url=api.url, model="m", api_key_env="ROLL_TEST_KEY"))
     assert KEY not in caplog.text
+
+
+def test_requests_go_through_the_proxy_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve("Right") as api:
+        monkeypatch.setenv("HTTP_PROXY", api.url.removesuffix("/v1"))
+        engine = make_engine(None, EngineConfig(name="openai", url="http://elsewhere.invalid/v1", model="m"))
+        try:
+            assert TEXT.decode(ask(engine).ids) == "Right"
+        finally:
+            engine.close()
+        assert {headers["Host"] for headers in api.headers} == {"elsewhere.invalid"}
+
+
+def test_an_answer_may_take_as_long_as_its_deadline_and_the_greeting_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.engines.server.ROUTE_TIMEOUT_S", 0.1)
+    with serve("Right") as api, engine_at(api) as engine:
+        api.delay_s = 0.3
+        assert TEXT.decode(ask(engine).ids) == "Right"
+        assert len(api.requests) == 1
+        monkeypatch.setattr(openai_engine, "_GREETING_S", 0.1)
+        with pytest.raises(EngineError, match="gave no answer in 3 tries"):
+            make_engine(None, EngineConfig(name="openai", url=api.url, model="m"))
 
 
 # -- evaluation without a run ------------------------------------------------------------------------------------------

@@ -227,6 +227,8 @@ def test_a_run_whose_ranks_are_lost_goes_on_from_its_last_checkpoint(
     assert_same_curve(path, whole)
     records = [RecordReader(RunFolder.open(each).stream_path).members for each in (path, whole)]
     assert [(m.phase, m.step) for m in records[0]] == [(m.phase, m.step) for m in records[1]]
+    saved = [[checkpoint.name for checkpoint in list_checkpoints(each)] for each in (path, whole)]
+    assert saved[0] == saved[1], "the one that was gone on from is not saved again"
 
 
 def test_lost_ranks_go_on_from_the_newest_checkpoint_that_is_whole(

@@ -456,6 +456,7 @@ def test_a_run_of_the_committed_mix_tells_its_environments_apart(whole: tuple[Pa
         parts = {part["name"]: part for part in phase["environments"]}
         assert {name: part["tasks"] for name, part in parts.items()} == {"lake": 3, "slippery": 3, "sokoban": 4}
         assert phase["tasks"] == 10
+        assert {part["step"] for part in parts.values()} == {phase["step"]}
         total = sum(part["mean_return"] * part["tasks"] for part in parts.values())
         assert phase["mean_return"] == pytest.approx(total / 10)
     for record in read_metrics(path, "train"):

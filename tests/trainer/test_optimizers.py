@@ -37,6 +37,12 @@ def test_matrices_decay_and_vectors_do_not(decay_embeddings: bool) -> None:
     assert {n for n in still if "embed" not in n} == {n for n, p in network.named_parameters() if p.ndim < 2}
 
 
+def test_muon_decays_its_matrices() -> None:
+    weights = trained_weights(tiny_model().network)
+    muon, _ = make_optimizers(OptimizerConfig(name="muon", weight_decay=0.1), weights)
+    assert {group["weight_decay"] for group in muon.param_groups} == {0.1}
+
+
 def test_decay_by_hand() -> None:
     """Without a gradient AdamW only decays: 1 - lr * decay = 1 - 0.1 * 0.5."""
     matrix, vector, table = (torch.nn.Parameter(torch.ones(s)) for s in ((2, 2), (2,), (2, 2)))

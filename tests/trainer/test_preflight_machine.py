@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from roll_envs.errors import ConfigError, MissingExtraError
 from trainer.cluster import rank as rank_module
 from trainer.cluster.rank import Rank
 from trainer.cluster.ranked import releases
+from trainer.config import RunConfig
 from trainer.config.load import parse_config
-from trainer.run.preflight import preflight
+from trainer.run.preflight import check_evaluation, preflight
 
 TEXT = "format: 1\nname: t\nsteps: 1\nenv: {id: roll/FrozenLake-v0}\n"
 VLLM = ("engine.name=vllm", "model.head_width=32")
@@ -116,6 +119,57 @@ def test_a_rank_says_what_its_node_lacks(without: Any, monkeypatch: pytest.Monke
     without("peft")
     with pytest.raises(MissingExtraError, match=r"learner\.lora_rank needs"):
         rank.check(TEXT + "learner: {lora_rank: 4}\n", releases())
+
+
+@pytest.mark.parametrize(
+    ("check", "key"), [(preflight, "rollout.manager"), (check_evaluation, "rollout.manager"), (preflight, "cluster")]
+)
+def test_processes_of_a_cluster_without_its_package(
+    no_model: None, without: Any, check: Callable[[RunConfig], object], key: str
+) -> None:
+    without("ray")
+    with pytest.raises(MissingExtraError, match=rf"{key} 'ray' needs .* pip install 'roll-envs\[ray\]'"):
+        check(parse_config(TEXT, [f"{key}=ray"]))
+
+
+@pytest.mark.parametrize("check", [preflight, check_evaluation])
+def test_a_judge_that_nobody_serves(no_model: None, check: Callable[[RunConfig], object]) -> None:
+    asking = "{id: roll/Dataset-v0, kwargs: {verifier: {name: llm_judge, url: 'judge:umpire', model: m}}}"
+    with pytest.raises(ConfigError, match=r"add judges\.umpire"):
+        check(parse_config(TEXT, [f"env={asking}"]))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_plan_of_memory_knows_the_threads(threads: int) -> None:
+    plan = preflight(parse_config(TEXT, ["learner.device=cpu", f"learner.threads={threads}"])).plan
+    keys = {key for items in plan.items.values() for item in items for key in item.keys}
+    assert ("learner.threads" in keys) == (threads > 1)
+
+
+FP8 = ["engine.name=sglang", "engine.url=http://127.0.0.1:9", "engine.dtype=bfloat16", "engine.quantization=fp8"]
+SLICES = ["learner.backend=fsdp2", "learner.context_parallel=2", "placement.learner.ranks=2"]
+
+
+@pytest.mark.parametrize(
+    ("check", "overrides", "problem"),
+    [
+        (preflight, SLICES, r"context_parallel 2 does not divide the model's num_attention_heads, 3"),
+        (preflight, ["engine.max_tokens=65"], "engine.max_tokens 65 is more than the model's 64; it has no position"),
+        (check_evaluation, ["engine.max_tokens=65"], "engine.max_tokens 65 is more than the model's 64"),
+        (preflight, FP8, "engine 'sglang': .* the model is a OtherForCausalLM"),
+        (check_evaluation, FP8, "engine 'sglang': .* the model is a OtherForCausalLM"),
+    ],
+)
+def test_a_model_that_ranks_or_engine_cannot_take(
+    monkeypatch: pytest.MonkeyPatch, check: Callable[[RunConfig], object], overrides: list[str], problem: str
+) -> None:
+    model = LlamaConfig(
+        **{"vocab_size": 64, "hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 2},
+        **{"num_attention_heads": 3, "max_position_embeddings": 64, "architectures": ["OtherForCausalLM"]},
+    )
+    monkeypatch.setattr("trainer.run.preflight.model_config", lambda config: (config, model))
+    with pytest.raises(ConfigError, match=problem):
+        check(parse_config(TEXT, ["engine.max_tokens=64", *overrides]))
 
 
 def test_several_runs_where_one_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:

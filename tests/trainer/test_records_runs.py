@@ -119,6 +119,7 @@ def test_every_step_and_evaluation_is_recorded_as_it_was_learnt(
 def test_what_is_recorded_is_a_setting(tmp_path: Path, records: str) -> None:
     path, _ = run(tmp_path, records=records, steps=1, warm_start={"steps": 1}, evaluation={"tasks": 2, "every": 0})
     assert {phase for phase, _ in places(path)} == {records} - {"none"}
+    assert (path / "episodes" / "learnt.jsonl").exists() == (records == "train")
 
 
 def test_failed_attempts_are_listed_with_what_they_did(tmp_path: Path, word: str) -> None:

@@ -303,6 +303,8 @@ def test_a_rewind_cuts_what_came_after() -> None:
     assert steps(path) == [("evaluation", 0), ("train", 1), ("train", 2)]
     again.write(record(3, text="another"))
     assert RecordReader(path).find("train") == record(3, text="another")
+    index = path.with_name(f"{path.name}.index").read_text().splitlines()
+    assert [tuple(json.loads(line).values()) for line in index] == list(map(tuple, again.members))
     again.rewind({"train": 0, "evaluation": -1})
     assert (steps(path), path.stat().st_size) == ([], 0)
 

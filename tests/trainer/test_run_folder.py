@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from disks import fill, full_after, small_disk
 from episode_builders import trajectory, turn
@@ -159,6 +160,15 @@ def test_a_resume_drops_failed_attempts_that_are_played_again(tmp_path: Path) ->
         assert folder.failed_path.read_text().splitlines() == before[:2]
         folder.rewind({"train": 1, "evaluation": -1})
         assert folder.failed_path.read_text().splitlines() == before[:1]
+
+
+def test_a_resume_drops_what_was_learnt_of_tokens_that_are_learnt_again(tmp_path: Path) -> None:
+    with RunFolder.create(config(tmp_path)) as folder:
+        for step in (1, 2):
+            folder.record_learnt({"advantage": np.ones(2)}, step=step, phase="train")
+        before = folder.learnt_path.read_text().splitlines()
+        folder.rewind({"train": 1})
+        assert folder.learnt_path.read_text().splitlines() == before[:1]
 
 
 def test_a_resume_makes_the_folders_again_that_were_deleted(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from roll_envs import env_registry as registry
@@ -34,9 +33,8 @@ class Ready(NamedTuple):
     """What may go wrong."""
 
 
-def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> Ready:
-    """Find the model, look at its chat template, and plan the memory of the run; ``free`` bytes by device stand for
-    those of this machine.
+def preflight(config: RunConfig) -> Ready:
+    """Find the model, look at its chat template, and plan the memory of the run.
 
     Raises :class:`ConfigError` for a data set whose references cannot be graded, a model that is not there, has no
     chat template or cannot be divided over the ranks, a judge that nobody serves, a cluster that does not answer, a
@@ -54,7 +52,7 @@ def preflight(config: RunConfig, *, free: Mapping[str, float] | None = None) -> 
     config, model = model_config(config)
     backend.check_model(config, model)
     _check_positions(config, model)
-    plan = make_plan(config, model, free=free, threads=lambda numbers: side_by_side(config, numbers))
+    plan = make_plan(config, model, threads=lambda numbers: side_by_side(config, numbers))
     find_engine(config.engine.name).check_model(config, model)
     return Ready(config, plan, placement, plan.check() + _warnings(config))
 
