@@ -33,7 +33,7 @@ from trainer.engines.router import Lane, Router
 from trainer.engines.scripted import ScriptedEngine
 from trainer.engines.sglang import SGLangSettings
 from trainer.engines.sglang import _own_server as sglang_server
-from trainer.engines.vllm import GPU_BUILD, VLLMSettings, command_line
+from trainer.engines.vllm import GPU_BUILD, VLLMSettings, command_line, variables
 from trainer.engines.vllm import _own_server as vllm_server
 from trainer.engines.vllm_dialect import VLLMDialect
 from trainer.model.forward import weights_of
@@ -499,6 +499,72 @@ def test_each_replica_has_a_log_of_its_own(model: LanguageModel, settings: dict[
         ):
             assert made._log == log
             made.close()
+
+
+@pytest.mark.parametrize(("number", "gpus", "cpu", "sleeps"), [(0, "3,5", 0, False), (1, "0,1", 1, True)])
+def test_each_server_gets_all_that_its_settings_give_to_it(
+    model: LanguageModel, number: int, gpus: str, cpu: int, sleeps: bool
+) -> None:
+    given: dict[str, Any] = {
+        "replicas": 2,
+        "tensor_parallel_size": 2,
+        "gpus": "3,5,0,1",
+        "cpus": [[0], [1]],
+        "colocated": [1],
+        "gpu_memory_utilization": 0.4,
+        "max_running": 7,
+        "arguments": ["--last"],
+    }
+    config, url = model.network.config, "http://a:12"
+    vllm, sglang = VLLMSettings(**given, dtype="float32"), SGLangSettings(**given, dtype="float16", deterministic=True)
+    servers = {
+        "vllm": vllm_server(config, vllm, url, 90, gpu=True, number=number),
+        "sglang": sglang_server(config, sglang, url, number, 90, {}),
+    }
+    for made in servers.values():
+        made.close()
+    told = {
+        "vllm": "dtype float32, max-model-len 90, max-num-seqs 8, gpu-memory-utilization 0.4, tensor-parallel-size 2",
+        "sglang": "dtype float16, context-length 98, max-running-requests 8, mem-fraction-static 0.4, tp-size 2",
+    }
+    for name, made in servers.items():
+        words = " ".join(made._command)
+        assert [pair for pair in told[name].split(", ") if f"--{pair} " not in words] == []
+        assert "--port 12 " in words
+        assert words.endswith(" --last")
+        assert ("sleep-mode" in words or "memory-saver" in words) == sleeps
+        assert ("--enable-deterministic-inference" in words) == (name == "sglang")
+        assert (made._environment or {})["CUDA_VISIBLE_DEVICES"] == gpus
+        assert list(made._cpus) == [cpu]
+
+
+def test_a_server_on_the_processor_has_the_threads_and_the_memory_of_its_settings() -> None:
+    found = variables(VLLMSettings(threads=3, kv_cache_gib=2), gpu=False)
+    assert (found["OMP_NUM_THREADS"], found["VLLM_CPU_KVCACHE_SPACE"]) == ("3", "2")
+
+
+def test_the_way_of_weights_is_the_one_that_the_settings_describe(
+    model: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialects: list[VLLMDialect] = []
+    monkeypatch.setattr(remote, "RemoteEngine", lambda _, dialect, *rest, **how: dialects.append(dialect))
+    settings: dict[str, Any] = {
+        "url": "http://127.0.0.1:1",
+        "device": "cuda",
+        "max_tokens": 64,
+        "deltas": True,
+        "weights_folder": str(tmp_path),
+        "transfer_address": "127.0.0.2",
+        "transfer_timeout_s": 3.0,
+        "accept": {"vllm": "9.9"},
+    }
+    for way in ("shared_memory", "broadcast"):
+        make_engine(model, EngineConfig(name="vllm", transfer=way, **settings))
+        dialect = dialects.pop()
+        options = transfer.TransportOptions(on_gpu=True, address="127.0.0.2", timeout_s=3.0, checksums=True)
+        assert (dialect._transport, dialect._options) == (transfer.TRANSPORTS[way], options)
+        assert (dialect.sends_changes, dialect.capabilities.sleep) == (True, False)
+        assert (dialect._accepted, dialect._max_tokens) == ((*GPU_BUILD.values(), "9.9"), 64)
 
 
 def test_a_server_takes_what_is_let_in_and_a_probe() -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from roll_envs.policy import Policy
 from roll_envs.settings import Part, Settings
 from roll_envs.types import Completion, SamplingParams
 from trainer.config import EngineConfig
-from trainer.engines import ENGINES, HF, Capabilities, Engine, EnginePart, HFSettings, check_can_train, make_engine
+from trainer.engines import ENGINES, HF, Capabilities, Engine, EnginePart, HFSettings, check_can_train, hf, make_engine
 from trainer.engines.hf import HFEngine
 from trainer.model.network import LanguageModel, choose_device, save_model
 
@@ -48,6 +49,20 @@ def test_the_built_in_engine_by_name_gets_its_settings() -> None:
     assert HF.settings is HFSettings
     with pytest.raises(UnknownNameError, match="no engine 'fh'; known: 'hf'"):
         make_engine(tiny_model(), EngineConfig(name="fh"))
+
+
+def test_the_built_in_engine_is_on_the_device_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def chosen(name: str) -> torch.device:
+        asked.append(name)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(hf, "choose_device", chosen)
+    devices: tuple[Literal["auto", "cuda"], ...] = ("auto", "cuda")
+    for device in devices:
+        make_engine(tiny_model(), EngineConfig(device=device)).close()
+    assert asked == [*devices]
 
 
 def test_the_built_in_engine_starts_from_a_folder(tmp_path: Path) -> None:

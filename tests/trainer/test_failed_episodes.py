@@ -23,6 +23,7 @@ from roll_envs.types import Group, Outcome, SamplingParams, Task, Trajectory
 from trainer.data.metrics import rollout_metrics
 from trainer.data.table import make_table, sequences_of
 from trainer.rollout.records import episode_record
+from trainer.rollout.scheduler import Collected, GroupSource
 from trainer.rollout.source import Session, draw_tasks
 from trainer.rollout.stream import RecordReader, StepRecord
 from trainer.run.checkpoint import load_checkpoint
@@ -136,6 +137,40 @@ def test_where_every_episode_fails_nothing_is_measured_as_0(tmp_path: Path, monk
     )
     with pytest.raises(RollError, match=r"no episode of the evaluation counts: 12 x step of .* raised KeyError"):
         evaluate_run(folder.path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_failures_of_greedy_and_of_cancelled_episodes_are_listed_and_only_those_that_ended_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_step = GroupSource.next_step
+
+    def with_failures(source: GroupSource, step: int) -> Collected:
+        found = next_step(source, step)
+        first = found.played[0].trajectories[0]
+        cut = replace(first, outcome=Outcome(kind="cancelled", reason="late"), failed_attempts=(failed("cancelled"),))
+        cancelled = (Group(task=cut.task, trajectories=(cut,)),)
+        return replace(found, greedy=(failed("greedy"), *found.greedy[1:]), cancelled=cancelled)
+
+    def failed(reason: str) -> Trajectory:
+        return replace(played(), outcome=replace(FAILED, reason=reason))
+
+    monkeypatch.setattr(GroupSource, "next_step", with_failures)
+    path, _ = run(
+        tmp_path,
+        steps=1,
+        advantage={"name": "remax"},
+        warm_start={"steps": 0},
+        rollout={"groups_per_step": 3, "group_size": 3, "max_failed_share": 0.5},
+        evaluation={"tasks": 2, "every": 0},
+    )
+    listed = [json.loads(line) for line in (path / "episodes" / "failed.jsonl").read_text().splitlines()]
+    assert sorted((line["phase"], line["step"], line["reason"]) for line in listed) == [
+        ("train", 1, "cancelled"),
+        ("train", 1, "greedy"),
+    ]
+    (record,) = read_metrics(path, "train")
+    assert record["rollout/failed_share"] == 1 / (3 * 3 + 3), "of the episodes that were played, and the greedy ones"
 
 
 def _record(path: Path, step: int) -> StepRecord:

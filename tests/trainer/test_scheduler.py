@@ -257,10 +257,16 @@ def test_a_filter_in_mid_flight_makes_room_for_other_tasks(tmp_path: Path) -> No
         )
         session, ledger = Plays(config, lambda index: 1.0 + index / 100), Ledger()
         source = GroupSource(cast(Any, session), ledger, lambda: None)
+        played, noted = list[int](), list[float | None]()
         for step in range(6):
             found = source.next_step(step)
             assert len(found.kept) == kept
+            played.append(len(found.played))
+            noted.append(found.metrics.get("filter/rounds"))
             ledger.settle(found.indices)
+        # Two groups are a round; without refills there are no rounds to count.
+        assert noted == [float(-(-count // 2)) if rounds else None for count in played]
+        assert max(played) > 2 or not rounds
         assert ledger.in_flight == set()
         assert sum(ledger.episodes.values()) == 3 * ledger.cursor
 
