@@ -353,6 +353,25 @@ def test_a_model_that_its_ranks_cannot_be_given_is_refused(
     assert problem in capsys.readouterr().err
 
 
+def test_what_is_told_of_the_cluster_is_planned_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(Exception):
+        pass
+
+    def plan(config: Any, model: Any, hardware: Any, *, tokens: int) -> Any:
+        raise Asked(hardware, tokens)
+
+    monkeypatch.setattr("trainer.run.plan.plan_cluster", plan)
+    numbers: dict[str, Any] = {
+        "nodes": 2, "gpus": 3, "cpus": 5, "gpu_gib": 40.0, "node_gib": 100.0, "tflops": 500.0, "gib_s": 1000.0,
+        "mfu": 0.2,
+    }  # fmt: skip
+    options = [word for name, value in numbers.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    with pytest.raises(Asked) as asked:
+        main(["plan", "configs/frozenlake_tiny.yaml", "--tokens", "1234", *options])
+    numbers["gpu_gib_s"] = numbers.pop("gib_s")
+    assert asked.value.args == (Hardware(**numbers), 1234)
+
+
 @pytest.mark.parametrize(("option", "value"), [("--mfu", "0"), ("--mfu", "5"), ("--tflops", "0"), ("--gib-s", "0")])
 def test_numbers_of_a_cluster_that_cannot_be(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

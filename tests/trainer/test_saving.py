@@ -158,6 +158,15 @@ def test_a_damaged_share_is_found(tmp_path: Path, damage: str) -> None:
     assert latest_good(tmp_path) == good
 
 
+def test_as_many_checkpoints_are_kept_as_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[dict[str, Any]] = []
+    monkeypatch.setattr(saving, "save_checkpoint", lambda *_, **given: saved.append(given))
+    learner, critic = parts_here()
+    with Saver(tmp_path, CheckpointConfig(keep=3, keep_best=2), LearnerRanks(CONFIG)) as saver:
+        saver.save(state_of(1, learner, critic), {"policy": learner})
+    assert saved == [{"keep": 3, "keep_best": 2, "shares": None}]
+
+
 @pytest.mark.parametrize("ranks", [False, True])
 def test_training_goes_on_while_a_checkpoint_is_written(
     tmp_path: Path, ranks: bool, monkeypatch: pytest.MonkeyPatch
@@ -165,6 +174,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     learner, critic = parts_here()
     teach(learner, critic)
     before = {name: weight.clone() for name, weight in learner.weights()}
+    values = {name: weight.clone() for name, weight in critic.weights()}
     moments = kept_state(learner.optimizer_state(), lambda _: True)
     two: Any = TwoShares(learner, critic) if ranks else LearnerRanks(CONFIG)
     gate = two.gate if ranks else threading.Event()
@@ -182,6 +192,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         assert saver.take_seconds() == 0
     loaded = load_checkpoint(tmp_path)
     assert equal(dict(loaded.model()), before)
+    assert equal(dict(loaded.others["critic"]()), values)
     assert equal(dict(loaded.optimizer["policy"]), moments)
 
 
