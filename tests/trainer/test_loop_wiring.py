@@ -337,3 +337,12 @@ def test_ranks_that_are_lost_while_a_resume_begins_take_a_restart(
     assert ended == ["ranks", "ranks"], "those that are lost, and those at the end"
     assert [(r["phase"], r["step"]) for r in read_metrics(path, "train")] == [("train", 1), ("train", 2)]
     assert load_checkpoint(path).cursor == load_checkpoint(whole).cursor
+
+
+def test_the_warm_start_has_a_schedule_of_its_own(tmp_path: Path) -> None:
+    warm = {"steps": 4, "lr": 1e-2, "lr_schedule": "linear", "lr_warmup_steps": 2}
+    own = {"lr": 5e-3, "lr_schedule": "constant", "lr_warmup_steps": 1}
+    folder, _ = run(tmp_path, steps=2, warm_start=warm, optimizer=own, evaluation={"tasks": 2, "every": 0})
+    rates = [record["learner/lr"] for record in read_metrics(folder, "warm_start")]
+    assert rates == pytest.approx([5e-3, 1e-2, 1e-2, 5.25e-3])  # the docstring of learning_rate
+    assert [record["learner/lr"] for record in read_metrics(folder, "train")] == [5e-3, 5e-3]

@@ -197,6 +197,14 @@ def test_the_command_knows_every_tracker(run: RunFolder, notes: Notes, capsys: p
     assert all(name in offered for name in TRACKERS)
 
 
+def test_what_the_command_is_told_is_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr("trainer.run.trackers.send", lambda *_, say, **given: told.append(given))
+    for options in ([], ["--offline"], ["--follow"]):
+        assert cli.main(["track", "runs/x", "--to", "mlflow", *options]) == 0
+    assert [(each["offline"], each["follow"]) for each in told] == [(False, False), (True, False), (False, True)]
+
+
 # Below, the trackers themselves, which write without the network and whose own files are read.
 
 
