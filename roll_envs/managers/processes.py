@@ -86,8 +86,8 @@ class ProcessLink:
             return self._process.returncode
 
     def _has_ended(self) -> bool:
-        """It is left a zombie while its session is killed, so that nobody else can have its number."""
-        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+        """Whether it has; it stays a zombie, so that nobody else can have its number while its session is killed."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13, where it stays none
             return self._process.poll() is not None
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 

@@ -65,7 +65,7 @@ class View:
 
 def installed_languages() -> tuple[Language, ...]:
     """Languages whose interpreter or compiler is installed on this machine."""
-    return tuple(name for name in LANGUAGES if name == "python" or _usable_tool(name) is not None)
+    return tuple(name for name in LANGUAGES if name == "python" or _look_for(name)[0])
 
 
 def view_of_host(languages: Sequence[Language], python_paths: Sequence[str]) -> View:
@@ -160,9 +160,8 @@ _SITE_PATTERNS = ("/usr/lib*/python*/site-packages", "/usr/lib*/python*/dist-pac
 def find_tool(language: Language) -> str:
     """Its interpreter or compiler. Raises :class:`ConfigError` where there is none."""
     row = check_language(language)
-    found = _usable_tool(language)
-    if found is None:
-        lacking = next((repr(name) for name in (row.tool, *row.needs) if shutil.which(name) is None), "a toolchain")
+    found, lacking = _look_for(language)
+    if not found:
         raise ConfigError(
             f"language {language!r} needs {lacking}, which is not installed here "
             f"(on Debian and Ubuntu: apt install {row.package}); installed: {', '.join(installed_languages())}"
@@ -170,17 +169,20 @@ def find_tool(language: Language) -> str:
     return found
 
 
-def _usable_tool(language: Language) -> str | None:
+def _look_for(language: Language) -> tuple[str, str]:
+    """Its interpreter or compiler, or nothing and what is lacking."""
     row = ROWS[language]
-    if any(shutil.which(name) is None for name in (row.tool, *row.needs)):
-        return None
+    for name in (row.tool, *row.needs):
+        if shutil.which(name) is None:
+            return "", repr(name)
     found = str(shutil.which(row.tool))
     if language == "rust" and os.path.basename(os.path.realpath(found)) == "rustup":
         # A proxy, which would look for the toolchain in the home folder of the program's user.
         asked = subprocess.run([found, "--print", "sysroot"], capture_output=True, text=True, timeout=60, check=False)
         found = f"{asked.stdout.strip()}/bin/rustc"
-        return found if asked.returncode == 0 and os.path.exists(found) else None
-    return found
+        if asked.returncode != 0 or not os.path.exists(found):
+            return "", "a toolchain of rustup ('rustup default stable')"
+    return found, ""
 
 
 def _check_paths(paths: Sequence[str]) -> None:

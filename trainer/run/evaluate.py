@@ -195,7 +195,7 @@ def summary(
 
 
 def _written(phase: PhaseResult) -> dict[str, Any]:
-    """As plain data: ``None`` is measured where no episode counts."""
+    """As plain data; what is measured is ``None`` where no episode counts."""
     known = evaluation_metrics(phase)
     data = {name: known.get(name) if isinstance(value, float) else value for name, value in asdict(phase).items()}
     return data | {"environments": tuple(map(_written, phase.environments))}
