@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from typing import Generic, TypeVar
 
 from roll_envs.background import forget_in_children
@@ -16,7 +17,8 @@ class Recent(Generic[K, V]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._known: dict[K, V] = {}
+        # Of a plain dict the first key is found by going over all that were deleted before it.
+        self._known: OrderedDict[K, V] = OrderedDict()
         self.forget()
         forget_in_children(self)
 
@@ -34,7 +36,7 @@ class Recent(Generic[K, V]):
             self._known.pop(key, None)
             self._known[key] = value
             while len(self._known) > self._most:
-                del self._known[next(iter(self._known))]
+                self._known.popitem(last=False)
 
     def drop(self, key: K) -> None:
         """Forget a key."""

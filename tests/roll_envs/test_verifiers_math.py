@@ -186,7 +186,10 @@ def test_finding_an_answer_takes_little_time(piece: str) -> None:
         found = final_expression(head + text)
         plain_number(tidy(found[:2000]))
         says_words(head + text, "no solution")
-    assert time.process_time() - started < 1
+    took = time.process_time() - started
+    started = time.process_time()
+    sum(n * n % 7 for n in range(2_000_000))  # a measure of the machine, which may be slow or busy
+    assert took < 8 * (time.process_time() - started)
 
 
 @given(st.fractions())

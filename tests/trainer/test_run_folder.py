@@ -9,6 +9,7 @@ import os
 import signal
 import stat
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,20 @@ def test_a_resume_drops_what_was_learnt_of_tokens_that_are_learnt_again(tmp_path
         before = folder.learnt_path.read_text().splitlines()
         folder.rewind({"train": 1})
         assert folder.learnt_path.read_text().splitlines() == before[:1]
+
+
+def test_a_resume_does_not_hold_all_that_was_learnt_in_memory(tmp_path: Path) -> None:
+    with RunFolder.create(config(tmp_path)) as folder:
+        line = json.dumps({"phase": "train", "step": 1, "columns": {"advantage": "A" * 100_000}}) + "\n"
+        folder.learnt_path.write_text(line * 100)
+        tracemalloc.start()
+        try:
+            folder.rewind({"train": 1})
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert folder.learnt_path.read_text() == line * 100
+        assert peak < 20 * len(line)
 
 
 def test_a_resume_makes_the_folders_again_that_were_deleted(tmp_path: Path) -> None:

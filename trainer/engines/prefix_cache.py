@@ -14,6 +14,7 @@ kept for sequences to come, and are given away when there is no other place left
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,7 +109,9 @@ class CachedNetwork:
         self._holders = [1] * count  # tokens behind it, and open sequences that end there; the root is its own
         self._was_run = [True] * count
         self._row = [-1] * count  # of the logits after it; -1 when they are not kept
-        self._unheld: dict[int, None] = {}  # places that are kept for sequences to come, by when they were let go
+        # Places that are kept for sequences to come, by when they were let go. Ordered, since the first key of a plain
+        # dict is found by going over all that were deleted before it.
+        self._unheld: OrderedDict[int, None] = OrderedDict()
         self.free_places = list(range(1, count))
         # Logits that are kept are overwritten in turn.
         self._logits: torch.Tensor | None = None

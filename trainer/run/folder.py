@@ -162,10 +162,10 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         write_atomic(self.metrics_path, "".join(_line(record) for record in kept))
         for path in (self.failed_path, self.learnt_path):
             if path.exists():
-                still = (
-                    each for each in _read_steps(path) if each["step"] <= last_steps.get(each["phase"], each["step"])
-                )
-                write_atomic(path, "".join(json.dumps(each) + "\n" for each in still))
+                with replacing(path) as shorter, shorter.open("w", encoding="utf-8") as file:
+                    for each in _read_steps(path):  # one by one: a long run has gigabytes of them
+                        if each["step"] <= last_steps.get(each["phase"], each["step"]):
+                            file.write(json.dumps(each) + "\n")
         if self.stream_path.exists():
             with disk_errors(self.stream_path):
                 self._stream = RecordWriter(self.stream_path)
@@ -292,15 +292,21 @@ def read_learnt(path: str | os.PathLike[str], step: int) -> dict[str, FloatArray
     return {}
 
 
-def _read_steps(file: Path) -> list[dict[str, Any]]:
+def _read_steps(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a file, each an object with the step and the phase that it is of."""
-    records = []
-    for line in file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else ():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            record = json.loads(line)
-            if isinstance(record["step"], int) and isinstance(record["phase"], str):
-                records.append(record)
-    return records
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
+            record = None
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+            if (
+                isinstance(record, dict)
+                and isinstance(record.get("step"), int)
+                and isinstance(record.get("phase"), str)
+            ):
+                yield record
 
 
 def _line(record: dict[str, Any]) -> str:
