@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing.util
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,32 @@ def temporary_folder() -> Iterator[None]:
     else:
         os.environ["TMPDIR"] = before
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def yardstick_s() -> float:
+    """Processor time of a fixed loop, which tells how quick this machine is at the moment."""
+    started = time.process_time()
+    sum(n * n % 7 for n in range(300_000))
+    return time.process_time() - started
+
+
+@pytest.fixture(scope="session")
+def cpu_at_most() -> Callable[[float], AbstractContextManager[None]]:
+    """`with cpu_at_most(0.5):` fails if what is inside takes more than half a second of a quick machine's processor.
+
+    A machine that is slow, or whose cores others use too, gets as many times more as the loop takes longer there.
+    """
+
+    @contextlib.contextmanager
+    def limit(seconds: float) -> Iterator[None]:
+        before = yardstick_s()
+        started = time.process_time()
+        yield
+        took = time.process_time() - started
+        allowed = seconds * max(1.0, max(before, yardstick_s()) / 0.015)
+        assert took < allowed, f"{took:.2f} s of the processor, of {allowed:.2f} s allowed"
+
+    return limit
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -276,16 +275,15 @@ def test_json_that_fits_goes_before_text_where_both_are_allowed(
     assert TOOL_FORMATS[name].parse(written, specs) == (ToolCall(name="f", arguments={"n": value}),)
 
 
-def test_an_argument_that_is_said_again_is_read_once() -> None:
+def test_an_argument_that_is_said_again_is_read_once(cpu_at_most: Any) -> None:
     schema = {"type": "string", "pattern": "^a+$"}
     parameters = {"properties": {"n": {"anyOf": [schema, {"type": "integer"}]}}}
     specs = {"f": ToolSpec(name="f", description="", parameters=parameters)}
-    started = time.process_time()
-    (found,) = TOOL_FORMATS["glm"].parse(
-        "<tool_call>f" + "<arg_key>n</arg_key><arg_value>5</arg_value>" * 20_000 + "</tool_call>", specs
-    )
-    assert found == ToolCall(name="f", arguments={"n": 5})
-    assert time.process_time() - started < 1.0
+    with cpu_at_most(1.0):
+        (found,) = TOOL_FORMATS["glm"].parse(
+            "<tool_call>f" + "<arg_key>n</arg_key><arg_value>5</arg_value>" * 20_000 + "</tool_call>", specs
+        )
+        assert found == ToolCall(name="f", arguments={"n": 5})
 
 
 def test_a_closing_tag_in_a_value() -> None:
@@ -472,7 +470,7 @@ HOSTILE |= {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_text_is_read_in_time(what: str) -> None:
+def test_hostile_text_is_read_in_time(what: str, cpu_at_most: Any) -> None:
     piece = HOSTILE[what]
     endings = ("", "<tool_call>{}</tool_call>")
     for start in (
@@ -485,7 +483,6 @@ def test_hostile_text_is_read_in_time(what: str) -> None:
         '{"tool_calls":',
     ):
         text = start + piece * (250_000 // len(piece)) + endings[len(start) % 2]
-        for name, form in TOOL_FORMATS.items():
-            started = time.process_time()
-            form.parse(text, SPECS)
-            assert time.process_time() - started < 0.25, (name, start)
+        for form in TOOL_FORMATS.values():
+            with cpu_at_most(0.25):
+                form.parse(text, SPECS)

@@ -179,17 +179,13 @@ def test_require_boxed() -> None:
         "5 hours and ",
     ],
 )
-def test_finding_an_answer_takes_little_time(piece: str) -> None:
+def test_finding_an_answer_takes_little_time(piece: str, cpu_at_most: Any) -> None:
     text = piece * (40_000 // len(piece)) + "x"
-    started = time.process_time()
-    for head in ("the answer is 5", ""):
-        found = final_expression(head + text)
-        plain_number(tidy(found[:2000]))
-        says_words(head + text, "no solution")
-    took = time.process_time() - started
-    started = time.process_time()
-    sum(n * n % 7 for n in range(2_000_000))  # a measure of the machine, which may be slow or busy
-    assert took < 8 * (time.process_time() - started)
+    with cpu_at_most(0.8):
+        for head in ("the answer is 5", ""):
+            found = final_expression(head + text)
+            plain_number(tidy(found[:2000]))
+            says_words(head + text, "no solution")
 
 
 @given(st.fractions())

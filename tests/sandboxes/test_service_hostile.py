@@ -263,12 +263,12 @@ def test_more_entries_than_any_request_has_are_refused_before_each_is_looked_at(
     ],
     ids=["keys", "lists"],
 )
-def test_a_body_of_millions_of_parts_is_refused_before_one_is_made(make: Callable[[], str | bytes], name: str) -> None:
+def test_a_body_of_millions_of_parts_is_refused_before_one_is_made(
+    make: Callable[[], str | bytes], name: str, cpu_at_most: Any
+) -> None:
     body = make()
-    started = time.process_time()
-    with pytest.raises(messages.Refusal, match=f"the body may have .* {name} .*, not"):
+    with cpu_at_most(0.3), pytest.raises(messages.Refusal, match=f"the body may have .* {name} .*, not"):
         messages.parse_json(body, "the body")
-    assert time.process_time() - started < 0.3
 
 
 def test_the_garbage_collector_does_not_look_at_half_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
