@@ -23,7 +23,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from roll_envs.errors import ConfigError, MissingExtraError, PluginError, RollError, UnknownNameError
+from roll_envs.errors import ConfigError, MissingExtraError, PluginError, RollError, UnknownNameError, nearest
 
 T = TypeVar("T")
 
@@ -141,7 +141,9 @@ class Registry(Generic[T]):
             return self._accept(name, EntryPoint(name, self._built_in[name], self.group).load())
         declared = self.declared(name)
         if declared is None:
-            raise UnknownNameError(self.kind, name, self.names())
+            known = self.names()
+            hint = "" if nearest(name, known) else f"(a package adds its own by entry points of {self.group!r})"
+            raise UnknownNameError(self.kind, name, known, hint)
         if declared not in self._loaded:
             if reason := self.unusable(name):
                 raise PluginError(self.broken(name, reason))

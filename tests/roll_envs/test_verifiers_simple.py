@@ -350,3 +350,10 @@ def test_the_repetition_penalty_counts_repeated_runs() -> None:
     assert value(verifier, "_" * 101) == pytest.approx(-0.99)
     with pytest.raises(ConfigError, match="allowed"):
         make_verifier("repetition", allowed=1)
+
+
+def test_a_name_like_none_that_is_known_is_told_how_packages_add_theirs() -> None:
+    with pytest.raises(UnknownNameError, match=r"known: .*entry points of 'roll_envs\.verifiers'"):
+        make_verifier("my_package:grade")
+    with pytest.raises(UnknownNameError, match=r"did you mean 'math'\?$"):
+        make_verifier("mathh")

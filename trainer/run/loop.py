@@ -29,6 +29,7 @@ from trainer.model.network import save_model
 from trainer.rollout.scheduler import Collected, GroupSource, check_mode
 from trainer.rollout.source import Session
 from trainer.rollout.stream import StepRecord, episodes_of
+from trainer.run.advice import Adviser
 from trainer.run.checkpoint import (
     CheckpointState,
     latest_good,
@@ -172,6 +173,7 @@ class _Run:
         self.damaged = 0
         """Checkpoints that were, in place of which an earlier one was loaded."""
         self._before: Sequence[Trajectory] = ()
+        self._adviser = Adviser(session.config)
 
     def go(self) -> dict[str, Any]:
         """Everything that is still to do."""
@@ -272,6 +274,8 @@ class _Run:
                     metrics = {**metrics, **self.recorder.write(record)}
                     metrics = self._learn(found, metrics)
                     self.folder.log(metrics, step=counters.steps, phase=TRAIN)
+                for advice in self._adviser.after(metrics):
+                    self.report.say(advice)
                 # A step whose episodes all failed has no rate.
                 if "rollout/success_rate" in metrics:
                     recent = [*recent[-9:], metrics["rollout/success_rate"]]
